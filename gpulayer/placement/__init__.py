@@ -1,0 +1,1 @@
+"""What goes where, and why not. Pure."""

@@ -1,0 +1,1 @@
+"""Making it so: the executor and its store."""
