@@ -1,7 +1,5 @@
 """The words of a run's status and the one table of moves between them, shared by host and controller."""
 
-from typing import Dict, FrozenSet
-
 QUEUED = "queued"
 LAUNCHING = "launching"
 RUNNING = "running"
@@ -15,13 +13,13 @@ LOST = "lost"
 ORPHANED = "orphaned"
 UNKNOWN = "unknown"
 
-FINAL: FrozenSet[str] = frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST})
-LIVE: FrozenSet[str] = frozenset({LAUNCHING, RUNNING, STOPPING, ORPHANED})
+FINAL: frozenset[str] = frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST})
+LIVE: frozenset[str] = frozenset({LAUNCHING, RUNNING, STOPPING, ORPHANED})
 
-LOST_REASONS: FrozenSet[str] = frozenset({"reboot", "supervisor_died", "never_started"})
+LOST_REASONS: frozenset[str] = frozenset({"reboot", "supervisor_died", "never_started"})
 
 # A host that does not answer makes any status that is not final `unknown`; asking it again settles that.
-MOVES: Dict[str, FrozenSet[str]] = {
+MOVES: dict[str, frozenset[str]] = {
     QUEUED: frozenset({LAUNCHING, CANCELLED}),
     LAUNCHING: frozenset({QUEUED, RUNNING, FAILED_TO_START, CANCELLED, LOST, UNKNOWN}),
     RUNNING: frozenset({STOPPING, EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST, ORPHANED, UNKNOWN}),
