@@ -1,0 +1,28 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.sshd import Farm, SshdHost, new_farm
+
+
+@pytest.fixture(scope="session")
+def farm() -> Iterator[Farm]:
+    """The client's side of all sshd hosts of this session: `identity`, `known_hosts`, `controller_home`."""
+    with new_farm() as farm:
+        yield farm
+
+
+@pytest.fixture(scope="session")
+def sshd_host(farm: Farm) -> Callable[..., SshdHost]:
+    """Start a host: `sshd_host("alpha", shell="zsh", rc="echo hello", python="/usr/bin/python3")`. Names are unique."""
+    return farm.host
+
+
+@pytest.fixture(scope="session")
+def plain_host(farm: Farm) -> SshdHost:
+    """One host with bash and nothing special, shared by all tests that leave no trace on it."""
+    return farm.host("plain")
