@@ -1,0 +1,40 @@
+# All that is typed to set up, try, check and test GPUlayer. `make` alone lists it.
+
+VENV := .venv
+BIN := $(VENV)/bin
+SHIPPED := $(wildcard gpulayer/remote/*.py gpulayer/gpu/discovery*.py gpulayer/gpu/*_child.py gpulayer/probe.py)
+
+.PHONY: help setup demo check test clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+# A virtual environment that no longer starts (its Python is gone) is made anew.
+$(VENV)/installed: pyproject.toml
+	@$(BIN)/python -c '' 2>/dev/null || { python=$$(.ci/python) && rm -rf $(VENV) && $$python -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/developed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/developed ## set up all that the checks and tests need
+	@.ci/packages
+
+demo: $(VENV)/installed ## run the main job on this machine alone
+	cd examples && ../$(BIN)/gpulayer plan quickstart.yaml && ../$(BIN)/gpulayer apply
+
+check: setup ## ruff, mypy, the house, what runs on hosts against Python 3.9
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_house.py
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.9- $(SHIPPED)
+
+test: setup ## all tests
+	$(BIN)/python -m pytest -n 2
+
+clean: ## remove all that was made here, but no results of jobs
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find gpulayer tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

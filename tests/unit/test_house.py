@@ -1,0 +1,283 @@
+"""The house holds: who may import whom, what runs on hosts, what is pure, how big a file is, what a test must do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "gpulayer"
+
+# What each module may import of ours, by the longest prefix; the order of the folders is the order of the house.
+# "spec" allows all of spec/. A module that stands under a folder's row needs no row of its own.
+TABLE: dict[str, set[str]] = {
+    "errors": set(),
+    "spec": {"errors", "spec"},
+    "spec.documents": {"errors"},
+    "spec.schemas": {"errors", "spec.documents"},
+    "spec.support": {"errors"},
+    "gpu": {"gpu"},
+    "gpu.facts": {"errors"},
+    "placement": {"errors", "spec", "gpu.facts", "placement"},
+    "remote": {"remote", "gpu.discovery"},
+    "probe": {"gpu.discovery"},
+    "fleet": {"errors", "spec", "remote.wire", "remote.states", "fleet"},
+    "run": {"errors", "spec", "gpu.facts", "placement", "remote.states", "fleet", "run"},
+    "cli": {"errors", "spec", "gpu", "placement", "remote", "probe", "fleet", "run", "cli"},
+    "__main__": {"cli"},
+    "": {"errors", "spec", "gpu", "placement", "remote", "probe", "fleet", "run", "cli"},
+}
+
+# Modules that decide; `spec.documents` reads the file that it is given and `spec.schemas` the packaged schemas.
+PURE = ("spec", "placement", "gpu.facts")
+READS_FILES = ("spec.documents", "spec.schemas")
+IMPURE_MODULES = {
+    *("asyncio", "getpass", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "select"),
+    *("shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib"),
+    "uuid",
+}
+IMPURE_CALLS = {
+    *("open", "read_text", "read_bytes", "write_text", "write_bytes", "exists", "is_file", "is_dir", "stat", "lstat"),
+    *("iterdir", "glob", "rglob", "mkdir", "unlink", "touch", "expanduser", "cwd", "home", "now", "utcnow", "today"),
+}
+
+# Spelled in pieces, so that this file does not hold what it refuses.
+STRANGERS = re.compile(
+    "|".join(
+        (
+            r"(?<![\w.*}>)/-])/(?:wor" + r"k|roo" + r"t|far" + r"m)/",
+            r"/opt/whee" + "ls",
+            r"/tmp/studi" + "o",
+            r"farm-(?:studi" + r"o|benc" + r"h)",
+            r"pypi\.o" + "rg",
+            r"python" + "hosted",
+            r"registry\.npm" + "js",
+            r"deb\.deb" + "ian",
+        )
+    )
+)
+
+LONGEST = 500
+
+
+def name_of(path: Path) -> str:
+    """`gpulayer/spec/jobs.py` is `spec.jobs`, a folder's `__init__` is the folder, the package itself is empty."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def under(name: str, prefixes: set[str] | tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def row_of(name: str) -> str:
+    """The longest row that holds for a module."""
+    if name == "":
+        return ""
+    return max((row for row in TABLE if row and under(name, {row})), key=len, default="(no row)")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that is imported anywhere in a file, at its top or inside a function, with the line."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: relative import"
+            module = node.module or ""
+            for alias in node.names:
+                below = f"{module}.{alias.name}"
+                is_module = module.startswith("gpulayer") and below.removeprefix("gpulayer.") in MODULES
+                yield below if is_module else module, node.lineno
+
+
+def ours(path: Path) -> Iterator[tuple[str, int]]:
+    """Imports of our own modules, named as in the table."""
+    for module, line in imports(path):
+        if module == "gpulayer" or module.startswith("gpulayer."):
+            yield module.removeprefix("gpulayer").removeprefix("."), line
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the project as git lists them, new ones too; all files where this is no repository (an sdist)."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z", "--", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_every_module_has_a_row_and_every_row_a_module() -> None:
+    without_row = [name for name in MODULES if row_of(name) not in TABLE]
+    without_module = [row for row in TABLE if row not in MODULES and row not in AWAITED]
+    assert not without_row
+    assert not without_module
+
+
+# Rows of modules that are still being built.
+AWAITED = {"spec.documents", "spec.schemas", "probe"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_down(name: str) -> None:
+    allowed = TABLE[row_of(name)]
+    wrong = [
+        f"{MODULES[name].relative_to(ROOT)}:{line}: imports {target or 'gpulayer'}, but may import {sorted(allowed)}"
+        for target, line in ours(MODULES[name])
+        if not under(target, allowed)
+    ]
+    assert not wrong
+
+
+def test_rows_point_to_rows_above_them() -> None:
+    folders = [row for row in TABLE if "." not in row]
+    upward = [
+        (row, target)
+        for row, targets in TABLE.items()
+        for target in targets
+        if row and folders.index(target.partition(".")[0]) > folders.index(row.partition(".")[0])
+        if (row, target) != ("__main__", "cli")
+    ]
+    assert not upward
+
+
+def test_asyncssh_stays_in_fleet() -> None:
+    users = {
+        name for name, path in MODULES.items() for module, _ in imports(path) if module.split(".")[0] == "asyncssh"
+    }
+    assert {name for name in users if not under(name, {"fleet"})} == set()
+
+
+def shipped() -> dict[str, Path]:
+    return {
+        name: path
+        for name, path in MODULES.items()
+        if under(name, {"remote", "probe"}) or re.fullmatch(r"gpu|gpu\.discovery\w*|gpu\.\w+_child", name)
+    }
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_modules_need_only_the_standard_library_of_python_3_9(name: str) -> None:
+    path = MODULES[name]
+    strangers = {
+        f"{path.relative_to(ROOT)}:{line}: {module}"
+        for module, line in imports(path)
+        if module.split(".")[0] not in sys.stdlib_module_names and not module.startswith("gpulayer")
+    }
+    to_what_stays = {target for target, _ in ours(path) if target not in shipped()}
+    assert not strangers
+    assert not to_what_stays
+    ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if under(name, PURE)])
+def test_what_decides_is_pure(name: str) -> None:
+    if name in READS_FILES:
+        banned = {module for module, _ in imports(MODULES[name])} & {"socket", "subprocess", "time", "asyncio"}
+        assert not banned
+        return
+    path = MODULES[name]
+    modules = {f"line {line}: {module}" for module, line in imports(path) if module.split(".")[0] in IMPURE_MODULES}
+    calls = {
+        f"line {node.lineno}: {called}()"
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call) and (called := called_name(node)) in IMPURE_CALLS
+    }
+    assert not modules
+    assert not calls
+
+
+def called_name(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def test_files_stay_small() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in tracked("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST
+    }
+    assert not long
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if STRANGERS.search(line)
+    ]
+    assert not found
+
+
+def test_strangers_are_recognised() -> None:
+    root = "/roo" + "t/"
+    assert STRANGERS.search(f"see {root}x")
+    assert STRANGERS.search('"' + "/wor" + 'k/main"')
+    assert not STRANGERS.search("<run>/work/out and {run}/work/out and runs/*/work/out and ./work/out")
+
+
+TEST_FILES = tracked("tests/**/test_*.py", "tests/test_*.py")
+
+
+def asserting_names() -> set[str]:
+    """Functions under tests/ that assert, raise AssertionError or expect an error, themselves or through each other."""
+    functions = {
+        node.name: node
+        for path in tracked("tests/**/*.py", "tests/*.py")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    found = {"raises", "warns", "fail"}
+    while more := {name for name, node in functions.items() if name not in found and asserts(node, found)}:
+        found |= more
+    return found
+
+
+def asserts(function: ast.AST, asserting: set[str]) -> bool:
+    return any(
+        isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and called_name(node) in asserting)
+        for node in ast.walk(function)
+    )
+
+
+def test_every_test_asserts_something() -> None:
+    asserting = asserting_names()
+    silent = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in TEST_FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not asserts(node, asserting)
+    ]
+    assert not silent
+
+
+def test_no_test_is_skipped() -> None:
+    skips = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.attr if isinstance(node, ast.Attribute) else ''}"
+        for path in tracked("tests/**/*.py", "tests/*.py")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "xfail", "importorskip"}
+    ]
+    assert not skips
