@@ -1,0 +1,306 @@
+"""The local history: an append-only list of events and the current view of the runs, in SQLite.
+
+Truth about a run lives on its host; this is the history and the cache. One thing is decided here: a run is launched
+only after the intent (run id, host, spec) is durable in this database, so that a controller that dies between intent
+and launch knows later which host to ask. Several processes may use one database at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from gpulayer.errors import StateError
+from gpulayer.placement.plan import KnownRun
+from gpulayer.remote import states
+from gpulayer.run.events import Event
+from gpulayer.run.paths import Paths
+
+APPLICATION: Final = 0x47504C59  # "GPLY": tells our database from any other SQLite file
+VERSION: Final = 1
+HEADER: Final = 100  # bytes of an SQLite file's header
+LOCK_WAIT: Final = 30.0  # seconds
+
+TABLES: Final = f"""
+PRAGMA journal_mode = WAL;
+PRAGMA application_id = {APPLICATION};
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, project TEXT NOT NULL, job TEXT NOT NULL, key TEXT NOT NULL, attempt INTEGER NOT NULL,
+    host TEXT, devices TEXT NOT NULL, status TEXT NOT NULL, code INTEGER, signal INTEGER, reason TEXT,
+    started_at TEXT, ended_at TEXT,
+    spec TEXT,                             -- what was launched, without the values of secrets
+    collected INTEGER NOT NULL DEFAULT 0,  -- 1: the whole log and the outputs are here
+    turn INTEGER NOT NULL                  -- rises whenever a command takes the run in hand: the latest is a job's own
+);
+CREATE INDEX runs_by_job ON runs (project, job, turn);
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, job TEXT, run TEXT, host TEXT, detail TEXT NOT NULL
+);
+PRAGMA user_version = {VERSION};
+"""
+
+COLUMNS: Final = "run, job, key, attempt, host, status, devices, code, signal, reason, started_at, ended_at"
+FINAL: Final = ", ".join(f"'{word}'" for word in sorted(states.FINAL))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A launch that is about to be sent. `spec` is what docs/protocol.md calls the spec of a run."""
+
+    run: str
+    host: str
+    devices: tuple[str, ...]
+    spec: Mapping[str, Any]
+
+
+class Store:
+    """One project's database; use it as a context manager."""
+
+    def __init__(self, paths: Paths, connection: sqlite3.Connection) -> None:
+        """Use `Store.open`."""
+        self.paths = paths
+        self._connection = connection
+        self._version = self._data_version()
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open `folder`/.gpulayer/state.db, and make it where there is none.
+
+        A file that is truncated, not ours or newer than this program is a StateError and stays as it is.
+        """
+        paths = Paths(folder)
+        paths.create()
+        if not os.path.lexists(paths.database):
+            _create(paths.database)
+        with _reported(paths.database):
+            _check_size(paths.database)
+            connection = sqlite3.connect(paths.database, timeout=LOCK_WAIT, isolation_level=None)
+            try:
+                _check(paths.database, connection)
+                connection.execute("PRAGMA synchronous = NORMAL")
+                return cls(paths, connection)
+            except BaseException:
+                connection.close()
+                raise
+
+    def close(self) -> None:
+        """Close the database; nothing is lost without it."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        """Return the store itself."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Close it."""
+        self.close()
+
+    def take(self, project: str, runs: Iterable[KnownRun]) -> None:
+        """Take runs in hand, as they are now: each becomes its job's own run, the one that `logs JOB` means."""
+        with self._writing() as connection:
+            (turn,) = connection.execute("SELECT coalesce(max(turn), 0) FROM runs").fetchone()
+            connection.executemany(
+                f"INSERT INTO runs (project, turn, {COLUMNS}) VALUES (?, ?, {', '.join('?' * 12)})"  # noqa: S608
+                " ON CONFLICT (run) DO UPDATE SET turn = excluded.turn, host = excluded.host, status = excluded.status,"
+                " devices = excluded.devices, code = excluded.code, signal = excluded.signal, reason = excluded.reason,"
+                " started_at = excluded.started_at, ended_at = excluded.ended_at",
+                ((project, turn + number, *_row(run)) for number, run in enumerate(runs, start=1)),
+            )
+
+    def intend(self, intents: Sequence[Intent]) -> set[str]:
+        """Record durably that these queued runs will be launched, and return the run ids for which that holds.
+
+        A run that is no longer queued, because somebody dropped it or launches it already, is not among them.
+        """
+        self._connection.execute("PRAGMA synchronous = FULL")
+        try:
+            with self._writing() as connection:
+                return {
+                    intent.run
+                    for intent in intents
+                    if connection.execute(
+                        "UPDATE runs SET status = ?, host = ?, devices = ?, spec = ? WHERE run = ? AND status = ?",
+                        (states.LAUNCHING, intent.host, _compact(intent.devices), _compact(intent.spec), intent.run,
+                         states.QUEUED),
+                    ).rowcount
+                }  # fmt: skip
+        finally:
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+
+    def drop(self, project: str, runs: Iterable[str]) -> list[KnownRun]:
+        """Cancel runs that are still queued, and return those that were."""
+        with self._writing() as connection:
+            dropped = [
+                run
+                for run in runs
+                if connection.execute(
+                    "UPDATE runs SET status = ? WHERE run = ? AND project = ? AND status = ?",
+                    (states.CANCELLED, run, project, states.QUEUED),
+                ).rowcount
+            ]
+        return [found for run in dropped if (found := self.run(run)) is not None]
+
+    def record(self, event: Event, run: KnownRun | None = None) -> None:
+        """Append an event, and bring the view of its run up to date: what is final is replaced by final words only."""
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO events (at, event, job, run, host, detail) VALUES (?, ?, ?, ?, ?, ?)",
+                (event.at, event.event, event.job, event.run, event.host, _compact(event.detail)),
+            )
+            if run is not None:
+                allowed = "" if run.status in states.FINAL else f" AND status NOT IN ({FINAL})"
+                _, _, _, _, *now = _row(run)
+                connection.execute(  # words of the table alone go into the text
+                    "UPDATE runs SET host = ?, status = ?, devices = ?, code = ?, signal = ?, reason = ?,"  # noqa: S608
+                    f" started_at = ?, ended_at = ? WHERE run = ?{allowed}",
+                    (*now, run.run),
+                )
+
+    def collect(self, run: str) -> None:
+        """Note that a run's whole log and its outputs are here."""
+        with self._writing() as connection:
+            connection.execute("UPDATE runs SET collected = 1 WHERE run = ?", (run,))
+
+    def run(self, run: str) -> KnownRun | None:
+        """Return one run."""
+        with _reported(self.paths.database):
+            row = self._connection.execute(f"SELECT {COLUMNS} FROM runs WHERE run = ?", (run,)).fetchone()  # noqa: S608
+        return None if row is None else _run(row)
+
+    def runs(self, project: str | None = None, job: str | None = None) -> list[KnownRun]:
+        """Return the runs in the order in which they were taken in hand: a job's last one is its own."""
+        with _reported(self.paths.database):
+            rows = self._connection.execute(
+                f"SELECT {COLUMNS} FROM runs WHERE project = coalesce(?, project) AND job = coalesce(?, job)"  # noqa: S608
+                " ORDER BY turn",
+                (project, job),
+            ).fetchall()
+        return [_run(row) for row in rows]
+
+    def spec(self, run: str) -> dict[str, Any] | None:
+        """Return what was launched as `run`; None where nothing was."""
+        with _reported(self.paths.database):
+            row = self._connection.execute("SELECT spec FROM runs WHERE run = ?", (run,)).fetchone()
+        return None if row is None or row[0] is None else dict(json.loads(row[0]))
+
+    def collected(self) -> set[str]:
+        """Return the runs whose whole log and outputs are here."""
+        with _reported(self.paths.database):
+            return {run for (run,) in self._connection.execute("SELECT run FROM runs WHERE collected")}
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the whole history, oldest first."""
+        with _reported(self.paths.database):
+            rows = self._connection.execute(
+                "SELECT at, event, job, run, host, detail FROM events ORDER BY seq"
+            ).fetchall()
+        return [
+            {"at": at, "event": event, "job": job, "run": run, "host": host, **json.loads(detail)}
+            for at, event, job, run, host, detail in rows
+        ]
+
+    def changed(self) -> bool:
+        """Tell whether another process has written since the last call; cheap."""
+        before, self._version = self._version, self._data_version()
+        return before != self._version
+
+    def _data_version(self) -> int:
+        with _reported(self.paths.database):
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with _reported(self.paths.database):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+
+def _create(path: Path) -> None:
+    """Build the database beside its place and link it there: nobody ever sees a half-made one, and nobody's is lost."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with suppress(FileNotFoundError):
+            partial.unlink()
+        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        connection = sqlite3.connect(partial, isolation_level=None)
+        try:
+            connection.executescript(TABLES)
+        finally:
+            connection.close()
+        with suppress(FileExistsError):
+            os.link(partial, path)
+        partial.unlink()
+    except (OSError, sqlite3.Error) as error:
+        raise StateError(f"{path} cannot be made: {error}", fix="free space or make its folder writable") from error
+
+
+def _check_size(path: Path) -> None:
+    """Refuse what SQLite would take for an empty database, and overwrite: a file shorter than its header."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size < HEADER:
+        raise _broken(path, "it is empty or no file")
+
+
+def _check(path: Path, connection: sqlite3.Connection) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION:
+        raise _broken(path, "it is another program's database")
+    if version != VERSION:
+        raise StateError(
+            f"{path} was written by another version of gpulayer (schema {version}, this one knows {VERSION})",
+            fix=f"use that version, or put the history aside: mv {path} {path}.old && gpulayer attach",
+        )
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise _broken(path, str(verdict).replace("\n", " "))
+
+
+def _broken(path: Path, why: str) -> StateError:
+    return StateError(
+        f"{path} is damaged: {why}",
+        fix=f"put it aside and ask the hosts, which know their runs: mv {path} {path}.broken && gpulayer attach",
+    )
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours. A busy or full disk is no damage: the advice differs."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StateError(
+            f"{path} cannot be used: {error}", fix="end other gpulayer processes, free space or make it writable"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise _broken(path, str(error)) from error
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
+
+
+def _row(run: KnownRun) -> tuple[object, ...]:
+    return (
+        run.run, run.job, run.key, run.attempt, run.host or None, run.status, _compact(run.devices),
+        run.code, run.signal, run.reason, run.started_at, run.ended_at,
+    )  # fmt: skip
+
+
+def _run(row: Sequence[Any]) -> KnownRun:
+    run, job, key, attempt, host, status, devices, code, signal, reason, started_at, ended_at = row
+    return KnownRun(
+        run=run, job=job, key=key, attempt=attempt, host=host or "", status=status, devices=tuple(json.loads(devices)),
+        code=code, signal=signal, reason=reason, started_at=started_at, ended_at=ended_at,
+    )  # fmt: skip
