@@ -22,8 +22,12 @@ $(VENV)/developed: $(VENV)/installed
 setup: $(VENV)/developed ## set up all that the checks and tests need
 	@.ci/packages
 
+# No inventory: the fleet is this machine alone. The bands that were fetched make the picture; a changed program leaves
+# older runs beside the newest.
 demo: $(VENV)/installed ## run the main job on this machine alone
 	cd examples && ../$(BIN)/gpulayer plan quickstart.yaml && ../$(BIN)/gpulayer apply
+	@cd examples/.gpulayer/runs && for band in 1 2 3 4 5 6; do \
+		cat "$$(ls -t band-$$band-*/outputs/band-$$band.txt | head -n 1)"; done
 
 check: setup ## ruff, mypy, the house, what runs on hosts against Python 3.9
 	$(BIN)/ruff check .
