@@ -1,6 +1,6 @@
-"""The one sink for text that others wrote: hosts, jobs, file names. What it lets through can move no terminal.
+r"""The one sink for text that others wrote: hosts, jobs, file names. What it lets through can move no terminal.
 
-Control characters, bidirectional and invisible characters are shown as escapes (`\\x1b`, `\\u202e`), never obeyed, and
+Control characters, bidirectional and invisible characters are shown as escapes (`\x1b`, `\u202e`), never obeyed, and
 no line of a job can pass for one of ours or for a command to a CI system.
 """
 
@@ -21,7 +21,7 @@ _UNSEEN = re.compile(
 )
 # Azure, TeamCity and GitHub read `##word[` anywhere in a line, GitHub and GitLab `::word` at its start.
 _MARKER = re.compile(r"##(?=[A-Za-z]*\[)|^(?=[ \t]*::)", re.MULTILINE)
-# A chunk that loses nothing by this deletion needs no closer look: seven times as fast as a search by a character class.
+# What loses nothing by this deletion needs no closer look; a search by a character class takes seven times as long.
 _SUSPECT = bytes({*range(256)} - {*range(0x20, 0x7F)} - {*b"\n\t"})
 
 # Numbers with their units are what changes between two states of one progress bar; its words stay.
@@ -56,11 +56,11 @@ def _defused(match: re.Match[str]) -> str:
 
 
 class JobOutput:
-    """Turns the byte stream of one job into prefixed, harmless, whole lines.
+    r"""Turns the byte stream of one job into prefixed, harmless, whole lines.
 
     Lines that are plain text take a path without a Python step per line. A carriage return ends a state of its line: a
     state is replaced by the next where only numbers and punctuation differ (a progress bar); else both are
-    shown, the first one with a visible `\\r`, so that nothing that a job printed is hidden by what it printed later.
+    shown, the first one with a visible `\r`, so that nothing that a job printed is hidden by what it printed later.
     """
 
     def __init__(self, prefix: str, secrets: Iterable[str] = ()) -> None:
@@ -94,7 +94,7 @@ class JobOutput:
         return shown
 
     def latest(self) -> bytes:
-        """Return the latest state of the line that has not ended, if it is new: a progress bar, seen from time to time."""
+        """Return the latest state of the line that has not ended, if it is new: for a look at progress bars."""
         if self._rest in (b"", self._seen):
             return b""
         self._seen = self._rest
@@ -117,7 +117,10 @@ class JobOutput:
 
     def _bound(self) -> bytes:
         """Keep an endless line small: its past states are shown or replaced, and an over-long one is cut."""
+        begun = self._rest.rpartition(b"\r")[2]
         *past, self._rest = _states(self._rest)
+        if not begun.strip():  # the last state has ended, and the next one has not begun
+            self._rest += b"\r" + begun
         if len(self._rest) > LINE_LIMIT:
             kept = _whole(self._rest)
             self._rest, self._cut = kept, len(self._rest) - len(kept)

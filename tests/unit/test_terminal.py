@@ -15,7 +15,7 @@ HOSTILE = [
     b"\x1b]52;c;cHduZWQ=\x07",
     b"\x1b]8;;http://evil.example\x1b\\link\x1b]8;;\x1b\\",
     b"\x1b]777;notify;a;b\x07",
-    b"\x1bP$q\"p\x1b\\",
+    b'\x1bP$q"p\x1b\\',
     b"\x1b_apc\x1b\\ \x1b^pm\x1b\\ \x1bc \x1b[6n",
     b"\x9b31mred \xc2\x9b31mred",
     b"FAILED\rPASSED",
@@ -87,7 +87,7 @@ def test_windows_line_ends_are_line_ends() -> None:
 def test_an_endless_progress_bar_stays_small_and_its_latest_state_can_be_seen() -> None:
     output = JobOutput("job | ")
     for n in range(20_000):
-        assert output.feed(b"%d%% of the way\r" % (n // 200)) == b""
+        assert output.feed(b"%d%% of the way\r" % (n // 200)) == b"", n
         assert len(output._rest) <= LINE_LIMIT + 64
     assert output.latest() == b"job | 99% of the way\n"
     assert output.latest() == b""
