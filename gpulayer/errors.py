@@ -11,7 +11,10 @@ from typing import ClassVar
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of the command line. Where several hold, the first of 2, 5, 4, 3, 1 applies."""
+    """Exit codes of the command line. Where several hold, the first of 2, 5, 4, 3, 1 applies.
+
+    INTERNAL is a fault in GPUlayer itself (EX_SOFTWARE of sysexits.h), so that it is never taken for a job's failure.
+    """
 
     OK = 0
     JOB_FAILED = 1
@@ -20,6 +23,7 @@ class ExitCode(enum.IntEnum):
     UNREACHABLE = 4
     STALE = 5
     DECLINED = 6
+    INTERNAL = 70
     INTERRUPTED = 130
 
 

@@ -1,0 +1,165 @@
+"""The command line's grammar: every command and option, each with one example. Imports nothing but argparse."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+# Kept here as words: importing the modules that own them would make `--help` slow. A test holds them equal.
+SCHEMAS = ("inventory", "jobs", "probe", "plan", "event", "status")
+FRAMEWORKS = ("torch", "mlx", "executorch")
+
+_Command = Callable[..., argparse.ArgumentParser]
+
+DESCRIPTION = "Run jobs on a fleet of Macs, CUDA machines and CPU hosts over SSH: say what you want, see where it goes."
+EPILOG = """\
+start with:
+  gpulayer probe                 what is there
+  gpulayer plan jobs.yaml        what would run where, and why not elsewhere
+  gpulayer apply                 run it, and follow
+
+exit codes:
+  0 all is well   1 a job failed   2 wrong usage or an invalid document   3 a job cannot be placed
+  4 a host that was needed could not be reached   5 the plan is stale   6 answered with no
+  70 a fault in gpulayer itself   130 interrupted; started jobs go on
+
+The inventory is --inventory, $GPULAYER_INVENTORY, ./inventory.yaml or ~/.config/gpulayer/inventory.yaml; without one
+it is this machine alone. NO_COLOR is kept. GPULAYER_DEBUG=1 shows tracebacks.
+"""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return what was asked; `command` is the command's name. Wrong usage ends the program with exit code 2."""
+    return _parser().parse_args(argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpulayer",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, what: str, example: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            epilog=f"example:\n  {example}",
+            parents=[*parents, _output()],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    _asking(command)
+    _planning(command)
+    _running(command)
+    return parser
+
+
+def _output() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    group = common.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="JSON alone on stdout (gpulayer status --json | jq .runs)")
+    group.add_argument("--no-color", action="store_true", help="no colour; so does NO_COLOR=1")
+    return common
+
+
+def _inventory() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--inventory", metavar="FILE", help="the hosts (--inventory lab/inventory.yaml)")
+    return common
+
+
+def _connecting() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False, parents=[_inventory()])
+    common.add_argument(
+        "--accept-new-host-key",
+        action="store_true",
+        help="show the fingerprint of a host key that is not known yet and write it to known_hosts; "
+        "a changed key is never accepted (gpulayer probe new-mac --accept-new-host-key)",
+    )
+    return common
+
+
+def _asking(command: _Command) -> None:
+    validate = command(
+        "validate",
+        "check documents without touching a host",
+        "gpulayer validate jobs.yaml inventory.yaml",
+        _inventory(),
+    )
+    validate.add_argument("files", nargs="*", metavar="FILE", help="jobs files and inventories; default: those in use")
+
+    schema = command("schema", "print the JSON Schema of a document", "gpulayer schema jobs > jobs.schema.json")
+    schema.add_argument("name", choices=SCHEMAS, help="which one (gpulayer schema inventory)")
+
+    command("matrix", "show which jobs are supported where, and on what evidence", "gpulayer matrix --json")
+
+
+def _planning(command: _Command) -> None:
+    fresh = argparse.ArgumentParser(add_help=False)
+    fresh.add_argument(
+        "--fresh", action="store_true", help="ask again for what hosts keep in their caches (gpulayer plan --fresh)"
+    )
+    probe = command(
+        "probe", "ask the hosts what they are and show it", "gpulayer probe mac-studio gpu-box", _connecting(), fresh
+    )
+    probe.add_argument("hosts", nargs="*", metavar="HOST", help="only these (gpulayer probe mac-studio)")
+    probe.add_argument(
+        "--framework",
+        action="append",
+        choices=FRAMEWORKS,
+        dest="frameworks",
+        help="look at this framework alone; may be repeated; default: all (gpulayer probe --framework torch)",
+    )
+
+    plan = command(
+        "plan", "show what would run where, and why not, and save it", "gpulayer plan jobs.yaml", _connecting(), fresh
+    )
+    plan.add_argument("jobs", nargs="?", metavar="jobs.yaml", help="the jobs; default: ./jobs.yaml")
+    plan.add_argument("-o", "--output", metavar="FILE", help="save the plan here (gpulayer plan -o friday.json)")
+    plan.add_argument(
+        "--facts", metavar="FILE", help="plan against a saved `probe --json`; asks no host (--facts fleet.json)"
+    )
+    plan.add_argument("--retry-failed", action="store_true", help="also run again what failed before")
+    plan.add_argument("--all", action="store_true", help="show every job and host, however many (gpulayer plan --all)")
+
+    apply = command(
+        "apply", "carry out the plan and follow it to the end", "gpulayer apply jobs.yaml --yes", _connecting(), fresh
+    )
+    apply.add_argument(
+        "plan", nargs="?", metavar="jobs.yaml|plan.json", help="jobs to plan and run, or a plan; default: the last plan"
+    )
+    apply.add_argument("-y", "--yes", action="store_true", help="ask nothing (gpulayer apply jobs.yaml --yes)")
+    apply.add_argument("--partial", action="store_true", help="run what can be placed, though something else cannot")
+    apply.add_argument("--retry-failed", action="store_true", help="also run again what failed before")
+    apply.add_argument(
+        "--detach", action="store_true", help="return once all that can start are launched (gpulayer apply --detach)"
+    )
+
+
+def _running(command: _Command) -> None:
+    command("attach", "follow what runs, and go on with the queue", "gpulayer attach", _connecting())
+
+    status = command("status", "show the runs of this project", "gpulayer status", _connecting())
+    status.add_argument(
+        "--hosts",
+        action="store_true",
+        help="show what holds each device, of whatever project (gpulayer status --hosts)",
+    )
+
+    logs = command("logs", "print the output of a job", "gpulayer logs train -f", _connecting())
+    logs.add_argument("job", metavar="JOB", help="a job, or a run id as `status` shows it (gpulayer logs train)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends (gpulayer logs train -f)")
+
+    cancel = command("cancel", "cancel jobs, waiting ones too", "gpulayer cancel train eval", _connecting())
+    cancel.add_argument("jobs", nargs="*", metavar="JOB", help="jobs or run ids (gpulayer cancel train)")
+    cancel.add_argument("--all", action="store_true", help="all jobs of this project (gpulayer cancel --all)")
+
+    fetch = command("fetch", "bring a job's outputs here", "gpulayer fetch train", _connecting())
+    fetch.add_argument("job", metavar="JOB", help="a job, or a run id as `status` shows it (gpulayer fetch train)")

@@ -1,0 +1,64 @@
+"""The command line: read what is asked, do it, and turn every end into an exit code and at most one message."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from gpulayer.cli import arguments
+
+# Each command is a function of this name in a module that is imported only when the command runs.
+COMMANDS = {
+    "validate": "offline",
+    "schema": "offline",
+    "matrix": "offline",
+    "probe": "planning",
+    "plan": "planning",
+    "apply": "running",
+    "attach": "running",
+    "status": "afterwards",
+    "logs": "afterwards",
+    "cancel": "afterwards",
+    "fetch": "afterwards",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (`errors.ExitCode`); wrong usage raises argparse's SystemExit(2)."""
+    args = arguments.parse(argv)
+    if args.version:
+        from gpulayer import __version__
+
+        sys.stdout.write(f"gpulayer {__version__}\n")
+        return 0
+    if args.command is None:
+        arguments.parse(["--help"])
+    return _run(args.command, args)
+
+
+def _run(name: str, args: argparse.Namespace) -> int:
+    from gpulayer.cli.screen import Screen
+    from gpulayer.errors import ExitCode, GpulayerError
+
+    screen = Screen(machine=args.json, color=not args.no_color)
+    try:
+        command: Callable[..., int] = getattr(importlib.import_module(f"gpulayer.cli.{COMMANDS[name]}"), name)
+        return int(command(args, screen))
+    except GpulayerError as error:
+        screen.error(error)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        screen.note("interrupted")
+        return int(ExitCode.INTERRUPTED)
+    except Exception as error:
+        if os.environ.get("GPULAYER_DEBUG"):
+            raise
+        screen.note(
+            f"gpulayer {name} failed in a way that it should not: {type(error).__name__}: {error}\n"
+            "  fix: run it again with GPULAYER_DEBUG=1 in the environment, and report what that shows",
+            "bad",
+        )
+        return int(ExitCode.INTERNAL)

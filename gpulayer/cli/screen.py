@@ -1,0 +1,117 @@
+"""Where a command's words go: data to stdout, everything else to stderr, all of it through the sink of `terminal`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from gpulayer.cli.terminal import escape
+from gpulayer.errors import DeclinedError, GpulayerError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+STYLES = {"bad": "31", "good": "32", "warn": "33", "name": "36", "faint": "2", "strong": "1"}
+
+
+class Screen:
+    """Stdout and stderr of one command. `machine` means that stdout holds JSON alone.
+
+    A reader that closes stdout (`| head`) has seen enough: what follows is dropped, and `closed` says so.
+    """
+
+    def __init__(self, *, machine: bool, color: bool) -> None:
+        """`color` False turns colour off; it is off too where NO_COLOR is set or stdout is no terminal."""
+        self.machine = machine
+        self.closed = False
+        self.terminal = sys.stdout.isatty()
+        wanted = color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._colored = {stream: wanted and stream.isatty() for stream in (sys.stdout, sys.stderr)}
+        for stream in self._colored:
+            # What the terminal's encoding lacks is shown as an escape instead of failing.
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        self._bytes: BinaryIO = sys.stdout.buffer
+
+    def say(self, text: str = "", style: str | None = None) -> None:
+        """Print lines for people; with --json there are none."""
+        if not self.machine:
+            self._write(sys.stdout, text, style)
+
+    def note(self, text: str, style: str | None = None) -> None:
+        """Print what is no data: warnings, progress, hints."""
+        self._write(sys.stderr, text, style)
+
+    def error(self, error: GpulayerError) -> None:
+        """Print an error once: what and where, then the fix."""
+        self._write(sys.stderr, str(error), "bad")
+
+    def data(self, value: Any) -> None:  # noqa: ANN401 - any JSON value
+        """Print one JSON value on one line of stdout; all but printable ASCII is escaped in it."""
+        self.lines(json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f").encode() + b"\n")
+
+    def lines(self, data: bytes) -> None:
+        """Print bytes that the sink has made harmless already (`terminal.JobOutput`)."""
+        if data and not self.closed:
+            try:
+                sys.stdout.flush()
+                self._bytes.write(data)
+                self._bytes.flush()
+            except OSError as error:
+                self._lost(error)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print a table whose cells went through `terminal.escape_line`."""
+        if not self.machine and not self.closed:
+            try:
+                self.console().print(renderable)
+                sys.stdout.flush()
+            except OSError as error:
+                self._lost(error)
+
+    def console(self, stream: TextIO | None = None) -> Console:
+        """Return rich's console on a stream (stdout), which reads no markup and guesses no highlights."""
+        from rich.console import Console
+
+        stream = stream or sys.stdout
+        return Console(
+            file=stream, no_color=not self._colored[stream], highlight=False, markup=False, emoji=False, soft_wrap=False
+        )
+
+    def paint(self, text: str, style: str) -> str:
+        """Return our own text in a style where stdout shows colours."""
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self._colored[sys.stdout] else text
+
+    def ask(self, question: str, *, flag: str) -> None:
+        """Return when the answer is yes; DeclinedError when it is no; UsageError, naming `flag`, without a terminal."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(f"{question} There is no terminal to ask at", fix=f"answer yes with {flag}")
+        self._write(sys.stderr, f"{question} [y/N] ", "strong", end="")
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            raise DeclinedError("nothing was done: the answer was no", fix=f"{flag} asks nothing")
+
+    def _write(self, stream: TextIO, text: str, style: str | None, *, end: str = "\n") -> None:
+        text = escape(text)
+        if style and self._colored[stream]:
+            text = f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+        try:
+            stream.write(text + end)
+            stream.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        """Go on without a stream whose reader has gone (or whose terminal hung up), other than by filling a disk."""
+        if not isinstance(error, BrokenPipeError) and error.errno != 5:  # noqa: PLR2004 - EIO: the terminal is gone
+            raise GpulayerError(f"the output cannot be written: {error.strerror}", fix="free space, or redirect it")
+        self.closed = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -1,0 +1,42 @@
+"""Tables that can be read without colour and in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gpulayer.cli.terminal import escape_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GIB = 2**30
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> Table:
+    """Return a table without lines; columns named in `numbers` stand to the right. A cell is one escaped line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        made.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(escape_line(cell)) for cell in row))
+    return made
+
+
+def size(count: int | None) -> str:
+    """Return bytes as GiB for people; what is unknown says so and is never 0."""
+    if count is None:
+        return "unknown"
+    if count < GIB:
+        return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count} B"
+    return f"{count / GIB:.1f}".removesuffix(".0") + " GiB"
+
+
+def folded(names: Sequence[str], most: int = 6) -> str:
+    """Return names as one text, long lists with a count: `a, b, c and 97 more`."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
