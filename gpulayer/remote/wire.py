@@ -1,0 +1,175 @@
+r"""Frames between controller and agent: the only place that reads or writes them, on both sides. No I/O.
+
+    @@GL1 <nonce> <header length> <payload length> <16 hex digits>\n<header><payload>
+
+The digits begin the SHA-256 of header and payload. The nonce is new for each connection, so neither old text nor what
+a job prints can pass for a frame. The sender of bytes is not trusted: every length is bounded before anything is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PROTOCOL = 1
+MAX_NOISE = 64 * 1024
+MAX_HEADER = 1024 * 1024
+MAX_PAYLOAD = 2 * 1024 * 1024
+MAX_DEPTH = 16
+MAX_STRING = 64 * 1024
+WINDOW = 4 * 1024 * 1024
+"""Payload bytes of one stream that may be under way without an acknowledgement."""
+
+_LENGTHS = re.compile(rb"(0|[1-9][0-9]{0,6}) (0|[1-9][0-9]{0,6}) ([0-9a-f]{16})\n")
+_LENGTHS_MAX = 7 + 1 + 7 + 1 + 16 + 1
+
+
+class ProtocolError(Exception):
+    """The peer does not keep to the protocol; the connection is of no further use."""
+
+
+class RequestError(Exception):
+    """A request that is answered with an error: a stable word, a sentence, the way out, and further fields."""
+
+    def __init__(self, code: str, message: str, *, fix: str | None = None, **fields: object) -> None:
+        """`fields` travel beside the three, as `holder` does with `busy`."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.fix = fix
+        self.fields = fields
+
+    def header(self) -> dict[str, Any]:
+        """Return what the answer carries under `error`."""
+        return {"code": self.code, "message": self.message, "fix": self.fix, **self.fields}
+
+
+def encode(nonce: str, header: dict[str, Any], payload: bytes | memoryview = b"") -> bytes:
+    """Return one frame. Raises ProtocolError where header or payload are larger than a frame may be."""
+    head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode("ascii")
+    if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
+        raise ProtocolError(f"a frame of {len(head)} + {len(payload)} bytes is larger than the protocol allows")
+    digest = hashlib.sha256(head)
+    digest.update(payload)
+    line = f"@@GL1 {nonce} {len(head)} {len(payload)} {digest.hexdigest()[:16]}\n"
+    return b"".join((line.encode("ascii"), head, payload))
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, whatever the chunks are. After a ProtocolError it is of no further use."""
+
+    def __init__(self, nonce: str) -> None:
+        """`nonce` is this connection's, 32 hex digits."""
+        self._marker = b"@@GL1 " + nonce.encode("ascii") + b" "
+        self._buffer = bytearray()
+        self._started = False
+        self._searched = 0
+        self._need = 0
+        self.noise = b""
+        """What came before the first frame (an rc file's output), for diagnosis."""
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[tuple[dict[str, Any], bytes]]:
+        """Return the frames that `data` completes. Raises ProtocolError."""
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= self._need:
+            frame = self._next()
+            if frame is None:
+                break
+            frames.append(frame)
+        return frames
+
+    @property
+    def pending(self) -> bytes:
+        """The first bytes that are not yet part of a frame, at most 2 KiB, for diagnosis."""
+        return bytes(self._buffer[:2048])
+
+    def _next(self) -> tuple[dict[str, Any], bytes] | None:
+        """Take one frame off the buffer, or say through `_need` how much must be there before it is worth looking."""
+        buffer = self._buffer
+        if not self._started and not self._skip_noise():
+            return None
+        start = len(self._marker)
+        if not self._marker.startswith(buffer[:start]):
+            raise ProtocolError(f"expected a frame, found {bytes(buffer[:80])!r}")
+        line = _LENGTHS.match(buffer, start)
+        if line is None:
+            if len(buffer) >= start + _LENGTHS_MAX or b"\n" in buffer:
+                raise ProtocolError(f"malformed frame: {bytes(buffer[:120])!r}")
+            return None
+        header_size, payload_size = int(line[1]), int(line[2])
+        if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
+            raise ProtocolError(f"a frame of {header_size} + {payload_size} bytes is larger than the protocol allows")
+        middle = line.end() + header_size
+        end = middle + payload_size
+        if len(buffer) < end:
+            self._need = end
+            return None
+        with memoryview(buffer) as view:
+            if hashlib.sha256(view[line.end() : end]).hexdigest()[:16].encode("ascii") != line[3]:
+                raise ProtocolError("a frame arrived damaged: its hash does not match")
+            head, payload = bytes(view[line.end() : middle]), bytes(view[middle:end])
+        del line  # it exports the buffer, which could then not shrink
+        del buffer[:end]
+        self._need = 0
+        return _header(head), payload
+
+    def _skip_noise(self) -> bool:
+        found = self._buffer.find(self._marker, self._searched)
+        if found < 0:
+            if len(self._buffer) > MAX_NOISE + len(self._marker):
+                raise ProtocolError(f"no frame within the first {MAX_NOISE} bytes")
+            self._searched = max(0, len(self._buffer) - len(self._marker))
+            return False
+        if found > MAX_NOISE:
+            raise ProtocolError(f"no frame within the first {MAX_NOISE} bytes")
+        self.noise = bytes(self._buffer[:found])
+        del self._buffer[:found]
+        self._started = True
+        return True
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """Parse a header. Raises ProtocolError for what is not a JSON object within the limits."""
+    try:
+        header = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a header is no valid JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ProtocolError("a header is no JSON object")
+    # Most headers are too small to break a limit, and are looked at no further.
+    if len(data) > MAX_STRING or data.count(b"{") + data.count(b"[") > MAX_DEPTH:
+        _check(header, MAX_DEPTH)
+    return header
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return made
+
+
+def _no_constant(word: str) -> object:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _check(value: object, depth: int) -> None:
+    if isinstance(value, str):
+        if len(value) > MAX_STRING:
+            raise ProtocolError(f"a string in a header is longer than {MAX_STRING} characters")
+    elif isinstance(value, (dict, list)):
+        if depth == 0:
+            raise ProtocolError(f"a header is nested deeper than {MAX_DEPTH}")
+        if isinstance(value, dict):
+            for name, item in value.items():
+                _check(name, depth)
+                _check(item, depth - 1)
+        else:
+            for item in value:
+                _check(item, depth - 1)
