@@ -1,5 +1,7 @@
 """The words of a run's status and the one table of moves between them, shared by host and controller."""
 
+from __future__ import annotations
+
 QUEUED = "queued"
 LAUNCHING = "launching"
 RUNNING = "running"
@@ -33,3 +35,18 @@ MOVES: dict[str, frozenset[str]] = {
     FAILED_TO_START: frozenset(),
     LOST: frozenset(),
 }
+
+
+def move(old: str, new: str) -> str:
+    """Return `new`, the status that follows `old`. Raises ValueError where the table has no such move."""
+    if new != old and new not in MOVES[old]:
+        raise ValueError(f"a run that is {old} cannot become {new}")
+    return new
+
+
+def picture() -> str:
+    """Return the table as a Mermaid state diagram, which `docs/states.md` holds."""
+    lines = ["stateDiagram-v2", f"    [*] --> {QUEUED}"]
+    lines += [f"    {old} --> {new}" for old, after in MOVES.items() for new in MOVES if new in after]
+    lines += [f"    {last} --> [*]" for last in MOVES if last in FINAL]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,236 @@
+"""The agent: our program on a host for as long as one connection lasts.
+
+One thread, one loop over the connection, the pipes of its children and the timers of its streams. It never shares its
+standard streams with a job, does nothing that takes long itself, and ends at the end of its input or after a minute
+without a frame: a half-open connection would otherwise keep it alive for good.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import signal
+import time
+
+from gpulayer.remote.operations import OPERATIONS, Host, Request, Task
+from gpulayer.remote.wire import WINDOW, FrameReader, ProtocolError, RequestError, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+SILENCE = 60.0
+"""Seconds without any frame after which the connection counts as dead."""
+
+_READ = 256 * 1024
+
+
+class _Stream:
+    """A stream that is being sent: its source, and how much of it was sent and acknowledged."""
+
+    __slots__ = ("acknowledged", "due", "request", "sent", "source")
+
+    def __init__(self, request: int, source: Iterator[tuple[dict[str, Any], bytes] | float]) -> None:
+        self.request = request
+        self.source = source
+        self.sent = 0
+        self.acknowledged = 0
+        self.due = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether the receiver can take more."""
+        return self.sent - self.acknowledged < WINDOW
+
+
+class Agent:
+    """Serves one connection, given as two file descriptors."""
+
+    def __init__(self, nonce: str, source: int, sink: int) -> None:
+        """`nonce` is this connection's; the descriptors become non-blocking."""
+        self._nonce = nonce
+        self._source = source
+        self._sink = sink
+        self._reader = FrameReader(nonce)
+        self._host: Host | None = None
+        self._umask = os.umask(0o077)
+        self._control: collections.deque[bytes] = collections.deque()
+        self._streams: collections.deque[_Stream] = collections.deque()
+        self._tasks: dict[int, tuple[Task, bytearray]] = {}
+        self._writing = memoryview(b"")
+        self._heard = time.monotonic()
+        self._poll = select.poll()
+
+    def run(self) -> None:
+        """Serve until the connection ends."""
+        os.set_blocking(self._source, False)
+        os.set_blocking(self._sink, False)
+        self._poll.register(self._source, select.POLLIN)
+        try:
+            while time.monotonic() - self._heard < SILENCE:
+                blocked = self._write()
+                self._poll.register(self._sink, select.POLLOUT if blocked else 0)
+                for descriptor, _ in self._poll.poll(self._patience(blocked)):
+                    if descriptor == self._source:
+                        if not self._read():
+                            return
+                    elif descriptor in self._tasks:
+                        self._collect(descriptor)
+                    elif not blocked:
+                        return  # nobody reads any more
+        except (BrokenPipeError, ConnectionResetError, ProtocolError):
+            return  # the controller is gone or talks nonsense: there is nobody to tell
+        finally:
+            self._end()
+
+    def _patience(self, blocked: bool) -> int:
+        """Return how many milliseconds the loop may sleep."""
+        now = time.monotonic()
+        until = self._heard + SILENCE
+        if not blocked:
+            until = min([until, *(stream.due for stream in self._streams if stream.open)])
+        return max(0, int((until - now) * 1000) + 1)
+
+    def _read(self) -> bool:
+        """Take in what has arrived; say whether there may be more."""
+        try:
+            data = os.read(self._source, _READ)
+        except BlockingIOError:
+            return True
+        for header, payload in self._reader.feed(data):
+            self._heard = time.monotonic()
+            self._serve(Request(header, payload))
+        return bool(data)
+
+    def _serve(self, request: Request) -> None:
+        try:
+            if request.op == "ack":
+                for stream in self._streams:
+                    if stream.request == request.id:
+                        stream.acknowledged = request.integer("bytes")
+                return
+            if request.op == "stop":
+                self._stop(request.id)
+                return
+            self._begin(request)
+        except RequestError as error:
+            self._answer(request.id, {"error": error.header()})
+        except OSError as error:
+            self._answer(request.id, {"error": RequestError("system", f"{request.op}: {error}").header()})
+
+    def _begin(self, request: Request) -> None:
+        if request.op == "hello":
+            self._host = Host(request, self._nonce, self._umask)
+            self._answer(request.id, {"ok": True, **self._host.introduce()})
+            return
+        if request.op == "ping":
+            self._answer(request.id, {"ok": True, "now": time.time()})
+            return
+        if request.op not in OPERATIONS:
+            raise RequestError("request", f"{request.op!r} is no operation of this agent")
+        if self._host is None:
+            raise RequestError("request", "the first request must be 'hello'")
+        result = OPERATIONS[request.op](self._host, request)
+        if isinstance(result, dict):
+            self._answer(request.id, {"ok": True, **result})
+        elif isinstance(result, Task):
+            self._tasks[result.pipe] = (result, bytearray())
+            self._poll.register(result.pipe, select.POLLIN)
+        else:
+            self._streams.append(_Stream(request.id, result))
+
+    def _stop(self, request: int) -> None:
+        for stream in [stream for stream in self._streams if stream.request == request]:
+            self._streams.remove(stream)
+            self._answer(request, {"ok": True, "stopped": True})
+
+    def _answer(self, request: int, header: dict[str, Any], payload: bytes = b"") -> None:
+        try:
+            frame = encode(self._nonce, {"id": request, **header}, payload)
+        except ProtocolError as error:
+            refusal = RequestError("too_large", f"the answer does not fit into a frame: {error}", fix="ask for less")
+            frame = encode(self._nonce, {"id": request, "error": refusal.header()})
+        self._control.append(frame)
+
+    def _write(self) -> bool:
+        """Send until nothing is left to send or the pipe is full; say whether it is full."""
+        while self._writing or self._next_frame():
+            try:
+                count = os.write(self._sink, self._writing)
+            except BlockingIOError:
+                return True
+            self._writing = self._writing[count:]
+        return False
+
+    def _next_frame(self) -> bool:
+        """Choose what is sent next: answers first, then one frame of each stream in turn."""
+        if not self._control:
+            now = time.monotonic()
+            for _ in range(len(self._streams)):
+                stream = self._streams[0]
+                self._streams.rotate(-1)
+                if stream.open and stream.due <= now and self._advance(stream, now):
+                    break
+        if not self._control:
+            return False
+        self._writing = memoryview(self._control.popleft())
+        return True
+
+    def _advance(self, stream: _Stream, now: float) -> bool:
+        """Let a stream make its next frame; say whether it made one."""
+        try:
+            made = next(stream.source)
+        except StopIteration as end:
+            self._streams.remove(stream)
+            self._answer(stream.request, {"ok": True, **end.value})
+            return True
+        except (RequestError, OSError) as error:
+            self._streams.remove(stream)
+            refusal = error if isinstance(error, RequestError) else RequestError("system", str(error))
+            self._answer(stream.request, {"error": refusal.header()})
+            return True
+        if isinstance(made, float):
+            stream.due = now + made
+            return False
+        header, payload = made
+        stream.sent += len(payload)
+        self._answer(stream.request, header, payload)
+        return True
+
+    def _collect(self, pipe: int) -> None:
+        """Take in a child's answer, which is a whole frame, and pass it on once it is complete."""
+        task, frame = self._tasks[pipe]
+        data = os.read(pipe, _READ)
+        frame += data
+        if data:
+            return
+        self._forget(pipe)
+        try:
+            complete = len(FrameReader(self._nonce).feed(frame)) == 1
+        except ProtocolError:
+            complete = False
+        if complete:
+            self._control.append(bytes(frame))
+        else:
+            refusal = RequestError("died", f"the process that did '{task.op}' on the host died before it answered")
+            self._answer(task.request, {"error": refusal.header()})
+
+    def _forget(self, pipe: int) -> None:
+        task, _ = self._tasks.pop(pipe)
+        self._poll.unregister(pipe)
+        os.close(pipe)
+        task.reap()
+
+    def _end(self) -> None:
+        for task, _ in self._tasks.values():
+            if task.bound:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(task.pid, signal.SIGTERM)
+
+
+def main(nonce: str, source: int = 0, sink: int = 1) -> None:
+    """Serve the connection on the descriptors `source` and `sink` until it ends."""
+    Agent(nonce, source, sink).run()

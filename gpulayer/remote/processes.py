@@ -1,0 +1,142 @@
+"""The processes of a run: who they are, and signals that cannot hit anybody else.
+
+A process is named by (pid, start): the kernel reuses pids, but not with the same start time within one boot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PROC_PIDTBSDINFO = 3
+_BSDINFO_SIZE = 136  # struct proc_bsdinfo (sys/proc_info.h)
+_ZOMBIE_MACOS = 5  # SZOMB
+
+
+class Process:
+    """One process at the moment it was looked at. `start` is in the kernel's own unit and only compared."""
+
+    __slots__ = ("group", "parent", "pid", "session", "start", "zombie")
+
+    def __init__(self, pid: int, parent: int, group: int, session: int, start: int, *, zombie: bool) -> None:
+        """`session` is 0 where the system does not tell."""
+        self.pid = pid
+        self.parent = parent
+        self.group = group
+        self.session = session
+        self.start = start
+        self.zombie = zombie
+
+
+def look(pid: int) -> Process | None:
+    """Return what the kernel says about a process, or None where there is none (or it is another user's)."""
+    return _look_macos(pid) if sys.platform == "darwin" else _look_linux(pid)
+
+
+def start_of(pid: int) -> int | None:
+    """Return the start of a living process, or None: zombies do not live."""
+    found = look(pid)
+    return None if found is None or found.zombie else found.start
+
+
+def living() -> dict[int, Process]:
+    """Return all processes that can be seen and are no zombies."""
+    found = (look(pid) for pid in _pids())
+    return {process.pid: process for process in found if process is not None and not process.zombie}
+
+
+def below(roots: Iterable[int], table: dict[int, Process]) -> set[int]:
+    """Return the descendants of `roots`, and of these the roots themselves that live, except this process."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return {pid for pid in found if pid in table and pid != os.getpid()}
+
+
+def holders(path: str) -> set[int]:
+    """Return the processes that have `path` open, as far as this user may see."""
+    if sys.platform == "darwin":
+        answer = subprocess.run(["/usr/sbin/lsof", "-t", "--", path], stdout=subprocess.PIPE, check=False)
+        return {int(word) for word in answer.stdout.split()}
+    found = set()
+    with contextlib.suppress(OSError):
+        wanted = os.stat(path)
+        for pid in _pids():
+            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+                folder = f"/proc/{pid}/fd"
+                for name in os.listdir(folder):
+                    with contextlib.suppress(OSError):
+                        if os.path.samestat(os.stat(f"{folder}/{name}"), wanted):
+                            found.add(pid)
+                            break
+    return found
+
+
+def send(pid: int, start: int, number: int) -> None:
+    """Send a signal to the process (pid, start), and to no other that has its pid by now."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: it is not ours any more (setuid)
+        if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+            descriptor = os.pidfd_open(pid)
+            try:
+                if start_of(pid) == start:
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+        elif start_of(pid) == start:
+            os.kill(pid, number)
+
+
+def become_subreaper() -> bool:
+    """Make orphaned descendants children of this process, so that none escapes; False where that cannot be had."""
+    if sys.platform == "darwin":
+        return False
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def _pids() -> list[int]:
+    if sys.platform == "darwin":
+        libc = ctypes.CDLL(None)
+        count = libc.proc_listallpids(None, 0) + 64
+        raw = (ctypes.c_int * count)()
+        return list(raw[: libc.proc_listallpids(raw, ctypes.sizeof(raw))])
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _look_linux(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in parentheses may itself hold anything, parentheses and spaces too (proc(5)).
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    zombie = fields[0] in (b"Z", b"X")
+    return Process(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), zombie=zombie)
+
+
+def _look_macos(pid: int) -> Process | None:
+    raw = ctypes.create_string_buffer(_BSDINFO_SIZE)
+    size = ctypes.CDLL(None).proc_pidinfo(pid, _PROC_PIDTBSDINFO, ctypes.c_uint64(0), raw, _BSDINFO_SIZE)
+    if size != _BSDINFO_SIZE:
+        return None
+
+    def number(offset: int, length: int = 4) -> int:
+        return int.from_bytes(raw.raw[offset : offset + length], sys.byteorder)
+
+    start = number(120, 8) * 1_000_000 + number(128, 8)
+    return Process(pid, number(16), number(100), 0, start, zombie=number(4) == _ZOMBIE_MACOS)

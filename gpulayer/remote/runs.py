@@ -1,0 +1,132 @@
+"""One run on this host: the one place that knows its paths and the form of its records.
+
+A run exists once its `state.json` does: that is the intent, written before anything starts and never taken back.
+Its `lock` is held by its supervisor as long as that lives; the kernel frees it, whatever the supervisor dies of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+
+from gpulayer.remote import clock, records, states
+from gpulayer.remote.wire import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SPEC = "gpulayer.spec/1"
+RECORD = "gpulayer.run/1"
+EXIT = "gpulayer.exit/1"
+CANCEL = "gpulayer.cancel/1"
+
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_TAIL = 4096
+_MAX_REASON = 2000
+
+
+class Run:
+    """A run by its id, whether it exists or not."""
+
+    def __init__(self, state_folder: str, run: str) -> None:
+        """`run` is a run id, or RequestError `request` is raised."""
+        if not _RUN_ID.fullmatch(run):
+            raise RequestError("request", f"{run!r} is no run id")
+        self.id = run
+        self.folder = os.path.join(state_folder, "runs", run)
+        self.lock = os.path.join(self.folder, "lock")
+        self.spec = os.path.join(self.folder, "spec.json")
+        self.record = os.path.join(self.folder, "state.json")
+        self.exit = os.path.join(self.folder, "exit.json")
+        self.cancel = os.path.join(self.folder, "cancel.json")
+        self.log = os.path.join(self.folder, "output.log")
+        self.work = os.path.join(self.folder, "work")
+        self.shims = os.path.join(self.folder, "bin")
+
+    def exists(self) -> bool:
+        """Say whether this run was ever begun. Damaged records count: what they belong to may have run."""
+        return os.path.lexists(self.record) or os.path.lexists(self.exit)
+
+    def try_lock(self) -> int | None:
+        """Return the descriptor of the lock, taken, or None while somebody else has it."""
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def final(self) -> dict[str, Any] | None:
+        """Return the final state, or None where there is none. Raises DamagedError."""
+        return self._state(self.exit, EXIT, states.FINAL)
+
+    def live(self) -> dict[str, Any] | None:
+        """Return the state as the supervisor last wrote it, or None. Raises DamagedError."""
+        found = self._state(self.record, RECORD, states.LIVE)
+        return None if found is None else {**found, "log_size": self.log_size()}
+
+    def finish(self, state: dict[str, Any], status: str, **outcome: object) -> dict[str, Any]:
+        """Write the final record, once, and return the final state: that of an earlier writer if there was one.
+
+        `outcome` may hold `code`, `signal` and `reason`. The log must be complete. Raises OSError.
+        """
+        reason = outcome.get("reason")
+        final: dict[str, Any] = {
+            **state,
+            "status": states.move(str(state["status"]), status),
+            "code": outcome.get("code"),
+            "signal": outcome.get("signal"),
+            "reason": None if reason is None else str(reason)[:_MAX_REASON],
+            "ended_at": clock.stamp(),
+            "log_size": self.log_size(),
+        }
+        if records.write_once(self.exit, {"schema": EXIT, "state": final, "log_tail_sha256": self._tail_hash()}):
+            return final
+        return self.final() or final
+
+    def log_size(self) -> int:
+        """Return the bytes that the job has written so far; 0 before the log exists."""
+        try:
+            return os.stat(self.log, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return 0
+
+    def _state(self, path: str, schema: str, allowed: frozenset[str]) -> dict[str, Any] | None:
+        record = records.read(path, schema)
+        if record is None:
+            return None
+        state = record.get("state")
+        if not isinstance(state, dict) or state.get("run") != self.id or state.get("status") not in allowed:
+            raise records.DamagedError(f"{path} does not belong to {self.id}")
+        return state
+
+    def _tail_hash(self) -> str | None:
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                return hashlib.sha256(file.read(_TAIL)).hexdigest()
+        except FileNotFoundError:
+            return None
+
+
+def first_state(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a run that begins now."""
+    named = ("run", "project", "job", "key", "attempt", "host", "accelerator", "devices")
+    return {
+        **{name: spec[name] for name in named},
+        "status": states.LAUNCHING,
+        "code": None,
+        "signal": None,
+        "reason": None,
+        "started_at": clock.stamp(),
+        "ended_at": None,
+        "log_size": 0,
+        "outputs": spec["outputs"],
+    }
