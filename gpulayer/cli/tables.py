@@ -10,8 +10,6 @@ from gpulayer.cli.terminal import escape_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-GIB = 2**30
-
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> Table:
     """Return a table without lines; columns named in `numbers` stand to the right. A cell is one escaped line."""
@@ -27,12 +25,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Seque
 
 
 def size(count: int | None) -> str:
-    """Return bytes as GiB for people; what is unknown says so and is never 0."""
+    """Return bytes for people, in the largest fitting unit; what is unknown says so and is never 0."""
     if count is None:
         return "unknown"
-    if count < GIB:
-        return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count} B"
-    return f"{count / GIB:.1f}".removesuffix(".0") + " GiB"
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{count / 2**power:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{count} B"
 
 
 def folded(names: Sequence[str], most: int = 6) -> str:

@@ -1,0 +1,191 @@
+"""What happens while jobs run: each event as a line, the output of jobs between them, and how it all ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncGenerator, Iterable, Iterator
+
+from gpulayer.cli.screen import Screen
+from gpulayer.cli.tables import size, table
+from gpulayer.cli.terminal import JobOutput
+from gpulayer.errors import ExitCode
+from gpulayer.remote import states
+from gpulayer.run import events
+from gpulayer.run.events import Event
+
+LOOK = 2.0  # seconds between two looks at the progress bars of running jobs
+HINTS = """\
+detached: what has started goes on
+  follow one job:                        gpulayer logs JOB -f
+  follow all, go on with the queue:      gpulayer attach
+  cancel all:                            gpulayer cancel --all"""
+
+
+def ended(status: str, code: int | None, sent: int | None, reason: str | None) -> str:
+    """Return a run's status in words: `exited 3`, `killed by SIGKILL`, `lost (reboot)`."""
+    if status == states.EXITED:
+        return f"exited {'with an unknown code' if code is None else code}"
+    if status == states.SIGNALED and sent is not None:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"killed by {names.get(sent, f'signal {sent}')}"
+    word = status.replace("_", " ")
+    return f"{word} ({reason.replace('_', ' ')})" if reason else word
+
+
+class Live:
+    """Shows the events of one command. With --json each event is one line of JSON instead."""
+
+    def __init__(self, screen: Screen, secrets: Iterable[str] = ()) -> None:
+        """Values of `secrets` are masked in what jobs print; best effort, and never in their log files."""
+        self.exit_code = ExitCode.OK
+        self._screen = screen
+        self._secrets = tuple(secrets)
+        self._outputs: dict[str, JobOutput] = {}
+        self._ends: dict[str, Event] = {}
+        self._places: dict[str, str] = {}
+        self._launched: set[str] = set()
+
+    def show(self, event: Event) -> None:
+        """Show one event."""
+        if event.event == events.SUMMARY:
+            self.exit_code = ExitCode(event.detail["exit_code"])
+        if self._screen.machine:
+            self._screen.data(event.to_json())
+        elif event.event == events.OUTPUT:
+            self._screen.lines(self._output(event).feed(event.data))
+        elif event.event in events.STATUSES:
+            self._status(event)
+        elif event.event == events.SUMMARY:
+            self._summary(event)
+        elif event.event == events.LAUNCHED:
+            self._launched.add(event.run or "")
+            verb = "started" if event.detail["new"] else "was started before"
+            self._screen.note(f"{event.job}: {verb} on {self._places.get(event.run or '', event.host or '')}")
+        else:
+            if event.event == events.LOG_REPLACED:
+                self._outputs.pop(event.run or "", None)
+            for text, style in _sentences(event):
+                self._screen.note(text, style)
+
+    def look(self) -> None:
+        """Show the progress bars that have moved since the last look."""
+        for output in self._outputs.values():
+            self._screen.lines(output.latest())
+
+    def _output(self, event: Event) -> JobOutput:
+        run = event.run or ""
+        if run not in self._outputs:
+            self._outputs[run] = JobOutput(self._screen.paint(f"{event.job} |", "name") + " ", self._secrets)
+        return self._outputs[run]
+
+    def _status(self, event: Event) -> None:
+        run, job = event.run or "", event.job or ""
+        devices = ", ".join(event.detail.get("devices") or ())
+        self._places[run] = f"{event.host} ({devices})" if devices else event.host or ""
+        if event.event in states.FINAL or event.event == states.UNKNOWN:
+            if output := self._outputs.pop(run, None):
+                self._screen.lines(output.end())
+            self._ends[job] = event
+            if not event.detail.get("up_to_date"):
+                self._screen.note(f"{job}: {_words(event)}", _style(event))
+        elif event.event == states.RUNNING:
+            if run not in self._launched:
+                self._screen.note(f"{job}: running on {self._places[run]}")
+        elif event.event != states.LAUNCHING and (event.event != states.QUEUED or event.detail.get("reason")):
+            self._screen.note(f"{job}: {_words(event)}", _style(event))
+
+    def _summary(self, event: Event) -> None:
+        bad = [end for end in self._ends.values() if _style(end) == "bad"]
+        if bad:
+            self._screen.say()
+            self._screen.show(
+                table(("JOB", "HOST", "END"), ((end.job or "", end.host or "-", _words(end)) for end in bad))
+            )
+        counts = ", ".join(
+            f"{count} {outcome.replace('_', ' ')}" for outcome, count in event.detail["counts"].items() if count
+        )
+        self._screen.say(f"{'done' if self.exit_code == ExitCode.OK else 'ended'}: {counts or 'no jobs'}")
+
+
+def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
+    """Yield what people read of an event, with a style."""
+    detail = event.detail
+    match event.event:
+        case events.LOG_REPLACED:
+            yield f"{event.job}: its log on {event.host} is not the one that was followed; it begins anew", "warn"
+        case events.LINK_LOST:
+            yield f"{detail['error']}\n  the jobs there go on; trying again", "warn"
+        case events.LINK_BACK:
+            yield f"{event.host}: is back", "good"
+        case events.SYNCED:
+            sent = f"{detail['sent_files']} files, {size(detail['sent_bytes'])}, sent"
+            yield f"{event.host}: code is there ({detail['files']} files, {size(detail['bytes'])}; {sent})", "faint"
+        case events.FETCHED:
+            what = f"{detail['files']} files, {size(detail['bytes'])}"
+            yield f"{event.job}: fetched {what}, into {detail['path']}", "faint"
+            for path, why in detail["skipped"]:
+                yield f"{event.job}: not fetched: {path}: {why}", "warn"
+        case events.WARNING:
+            about = event.job or event.host
+            fix = f"\n  fix: {detail['fix']}" if detail.get("fix") else ""
+            yield f"{f'{about}: ' if about else ''}{detail['message']}{fix}", "warn"
+
+
+def _words(event: Event) -> str:
+    return ended(event.event, event.detail.get("code"), event.detail.get("signal"), event.detail.get("reason"))
+
+
+def _style(event: Event) -> str:
+    if event.event == states.EXITED:
+        return "good" if event.detail.get("code") == 0 else "bad"
+    return "bad" if event.event in states.FINAL or event.event == states.UNKNOWN else "warn"
+
+
+def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> int:
+    """Show a stream of events to its end and return the exit code; an interruption detaches (130)."""
+    return asyncio.run(_follow(stream, live, screen))
+
+
+async def _follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> int:
+    loop = asyncio.get_running_loop()
+    shown = asyncio.ensure_future(_show(stream, live, screen))
+
+    def detach() -> None:
+        shown.cancel()
+        for number in SIGNALS:  # the second one ends the program at once
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, detach)
+    try:
+        await shown
+    except asyncio.CancelledError:
+        screen.note(HINTS)
+        return ExitCode.INTERRUPTED
+    return live.exit_code
+
+
+# A closed terminal (SIGHUP) and a service manager's stop (SIGTERM) detach as Ctrl-C does.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def _show(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> None:
+    looking = asyncio.ensure_future(_look(live)) if screen.terminal and not screen.machine else None
+    try:
+        async with contextlib.aclosing(stream):
+            async for event in stream:
+                live.show(event)
+                if screen.closed:  # nobody reads on: detach
+                    raise asyncio.CancelledError
+    finally:
+        if looking:
+            looking.cancel()
+
+
+async def _look(live: Live) -> None:
+    while True:
+        await asyncio.sleep(LOOK)
+        live.look()

@@ -1,0 +1,80 @@
+"""What the fleet is, for people: devices with their memory and its kind, capabilities, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gpulayer.cli.screen import Screen
+from gpulayer.cli.tables import folded, size, table
+from gpulayer.gpu.facts import Device, HostFacts
+from gpulayer.placement.plan import HostView
+
+KINDS = {"dedicated": "dedicated", "unified": "unified with the CPU", None: "of unknown kind"}
+SEVERITIES = {"error": "bad", "warning": "warn", "info": "faint"}
+
+
+def show_hosts(screen: Screen, views: Sequence[HostView]) -> None:
+    """Print what `probe` found: a table of devices, then capabilities, notes and what was not reached."""
+    known = [(view.host.name, view.facts) for view in views if view.facts is not None]
+    rows = [row for name, facts in known for row in _devices(name, facts)]
+    if rows:
+        screen.show(table(("HOST", "DEVICE", "MEMORY", "USABLE", "FREE"), rows, numbers=("USABLE", "FREE")))
+    if known:
+        screen.say()
+        capabilities = ((name, ", ".join(sorted(facts.capabilities)) or "none seen working") for name, facts in known)
+        screen.show(table(("HOST", "CAPABILITIES"), capabilities))
+    for severity, text in _notes(known):
+        screen.say(text, SEVERITIES[severity])
+    unreached = [view for view in views if not view.reached]
+    for view in unreached:
+        screen.say(
+            f"{view.host.name}: not reached: {view.stage or 'unknown stage'}: {view.error or 'no answer'}", "bad"
+        )
+
+
+def show_holders(screen: Screen, views: Sequence[HostView]) -> None:
+    """Print what holds each device and CPU slot of every host, of whatever project."""
+    rows = [
+        (
+            view.host.name,
+            _device(device),
+            view.holders.get(device.id, "free")
+            if device.accelerator != "cpu"
+            else f"{view.slots_held} of {view.host.max_jobs or view.facts.cpu_logical or 'unknown'} slots taken",
+        )
+        for view in views
+        if view.facts is not None
+        for device in view.facts.devices
+    ]
+    rows += [(view.host.name, "-", f"not reached: {view.error or 'no answer'}") for view in views if not view.reached]
+    screen.show(table(("HOST", "DEVICE", "HELD BY"), rows))
+
+
+def _devices(name: str, facts: HostFacts) -> Iterator[tuple[str, ...]]:
+    for device in facts.devices:
+        kind = "" if device.accelerator == "cpu" else f" {KINDS.get(device.memory_kind, 'of unknown kind')}"
+        yield (
+            name,
+            _device(device),
+            f"{size(device.memory_bytes)}{kind}",
+            size(device.usable_bytes),
+            size(device.free_bytes),
+        )
+
+
+def _device(device: Device) -> str:
+    health = "" if device.health == "ok" else f" (health: {device.health})"
+    return f"{device.accelerator}:{device.index} {device.name or 'without a name'}{health}"
+
+
+def _notes(known: Iterable[tuple[str, HostFacts]]) -> Iterator[tuple[str, str]]:
+    """Yield (severity, sentence), the grave ones first; what several hosts say alike is one sentence."""
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for name, facts in known:
+        if not facts.complete:
+            said.setdefault(("warning", "probe", "a part of the probe was cut off"), []).append(name)
+        for note in facts.notes:
+            detail = f" ({note.detail})" if note.detail else ""
+            said.setdefault((note.severity, note.code, note.message + detail), []).append(name)
+    for (severity, code, message), hosts in sorted(said.items(), key=lambda entry: list(SEVERITIES).index(entry[0][0])):
+        yield severity, f"{severity}: {folded(hosts)}: {message} [{code}]"

@@ -1,0 +1,105 @@
+"""How events look to a person, and that no text of a host or job reaches a terminal raw."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from gpulayer.cli.live import Live
+from gpulayer.cli.screen import Screen
+from gpulayer.errors import ExitCode
+from gpulayer.run.events import Event
+
+EVIL = "\x1b]0;pwn\x07\u202e"
+
+
+def event(
+    word: str, *, job: str | None = "train", host: str | None = "h200", data: bytes = b"", **detail: Any
+) -> Event:
+    run = f"{job}-000000000000-a1" if job else None
+    return Event(event=word, at="2026-01-01T00:00:00Z", job=job, run=run, host=host, data=data, detail=detail)
+
+
+STORY = [
+    event("launching", devices=["GPU-1"], attempt=1),
+    event("synced", job=None, files=3, bytes=3000, sent_files=1, sent_bytes=1000),
+    event("launched", new=True),
+    event("running", devices=["GPU-1"]),
+    event("output", offset=0, data=b"one\ntw"),
+    event("link_lost", job=None, error="h200: connect: no answer"),
+    event("link_back", job=None),
+    event("output", offset=6, data=b"o\n::error::x\nlast"),
+    event("exited", code=3),
+    event("fetched", files=2, bytes=2**21, skipped=[["a\x1b", "is a link"]], path=".gpulayer/runs/x/outputs"),
+    event("queued", job="eval", host=None, reason="h200 is busy: somebody"),
+    event("signaled", job="eval", signal=9),
+    event("exited", job="old", code=0, up_to_date=True),
+    event("warning", job=None, message="h200: disk is nearly full", fix="free space"),
+    event("summary", job=None, host=None, counts={"failed": 2, "up_to_date": 1}, exit_code=1),
+]
+
+
+def tell(story: list[Event], capfd: pytest.CaptureFixture[str], *, machine: bool = False) -> tuple[str, str, ExitCode]:
+    live = Live(Screen(machine=machine, color=False), secrets=["hunter22"])
+    for moment in story:
+        live.show(moment)
+    out, err = capfd.readouterr()
+    return out, err, live.exit_code
+
+
+def test_a_story_reads_well(capfd: pytest.CaptureFixture[str]) -> None:
+    out, err, code = tell(STORY, capfd)
+    assert code == ExitCode.JOB_FAILED
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert lines[:4] == ["train | one", "train | two", "train | ::error::x", "train | last"]
+    assert lines[5:] == [
+        "JOB    HOST  END",
+        "train  h200  exited 3",
+        "eval   h200  killed by SIGKILL",
+        "ended: 2 failed, 1 up to date",
+    ]
+    assert err.splitlines() == [
+        "h200: code is there (3 files, 2.9 KiB; 1 files, 1000 B, sent)",
+        "train: started on h200 (GPU-1)",
+        "h200: connect: no answer",
+        "  the jobs there go on; trying again",
+        "h200: is back",
+        "train: exited 3",
+        "train: fetched 2 files, 2 MiB, into .gpulayer/runs/x/outputs",
+        "train: not fetched: a\\x1b: is a link",
+        "eval: queued (h200 is busy: somebody)",
+        "eval: killed by SIGKILL",
+        "h200: disk is nearly full",
+        "  fix: free space",
+    ]
+
+
+def test_json_is_one_object_a_line_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    out, err, _ = tell(STORY, capfd, machine=True)
+    assert [json.loads(line)["event"] for line in out.splitlines()] == [moment.event for moment in STORY]
+    assert err == ""
+
+
+@pytest.mark.parametrize("machine", [False, True])
+def test_text_of_others_is_escaped_everywhere(capfd: pytest.CaptureFixture[str], machine: bool) -> None:
+    story = [
+        event("launching", devices=[EVIL]),
+        event("launched", new=True),
+        event("output", offset=0, data=EVIL.encode() + b"\x9b\n"),
+        event("link_lost", job=None, error=EVIL),
+        event("failed_to_start", reason=EVIL),
+        event("fetched", files=1, bytes=1, skipped=[[EVIL, EVIL]], path=EVIL),
+        event("warning", message=EVIL, fix=EVIL),
+        event("summary", job=None, counts={"failed": 1}, exit_code=1),
+    ]
+    out, err, _ = tell(story, capfd, machine=machine)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err)
+    assert "pwn" in out
+
+
+def test_secrets_are_masked_in_what_people_see(capfd: pytest.CaptureFixture[str]) -> None:
+    out, _, _ = tell([event("output", offset=0, data=b"key hunter22\n")], capfd)
+    assert out == "train | key ***\n"

@@ -1,0 +1,93 @@
+"""The command line itself: help, usage, unexpected faults."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+
+import pytest
+
+import gpulayer as package
+from gpulayer.cli import arguments
+from gpulayer.cli.main import COMMANDS
+from gpulayer.errors import ExitCode
+from tests.cli.command import ROOT, Commander
+
+SLOW = ("asyncio", "asyncssh", "rich", "jsonschema", "jsonschema_rs", "yaml", "sqlite3", "importlib.metadata")
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    parser = arguments._parser()
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("plan", "--help")])
+def test_help_imports_nothing_slow(words: tuple[str, ...]) -> None:
+    program = (
+        "import sys\nfrom gpulayer.cli.main import main\n"
+        f"try:\n    main({list(words)!r})\nexcept SystemExit:\n    pass\n"
+        f"print('slow:', sorted(set({SLOW!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("slow: []\n")
+
+
+def test_version_is_one_line(gpulayer: Commander) -> None:
+    assert gpulayer("--version").out == f"gpulayer {package.__version__}\n"
+
+
+def test_every_command_has_a_function_and_every_option_an_explanation() -> None:
+    assert set(parsers()) == set(COMMANDS)
+    unexplained = [
+        f"{name} {action.dest}" for name, parser in parsers().items() for action in parser._actions if not action.help
+    ]
+    assert not unexplained
+    assert all("example:\n  gpulayer " in (parser.epilog or "") for parser in parsers().values())
+
+
+def test_help_knows_every_exit_code() -> None:
+    codes = {int(code) for code in re.findall(r"(?:^|  )(\d+) ", arguments.EPILOG, re.MULTILINE)}
+    assert codes == set(ExitCode)
+
+
+@pytest.mark.parametrize(
+    "words", [("nonsense",), ("plan", "--frsh"), ("logs",), ("schema", "none"), ("plan", "a", "b")]
+)
+def test_wrong_usage_is_exit_code_2_and_nothing_on_stdout(gpulayer: Commander, words: tuple[str, ...]) -> None:
+    result = gpulayer(*words)
+    assert (result.code, result.out) == (2, "")
+    assert "usage: gpulayer" in result.err
+
+
+def test_no_command_shows_the_help(gpulayer: Commander) -> None:
+    result = gpulayer()
+    assert result.code == 0
+    assert "exit codes:" in result.out
+
+
+def test_a_fault_of_ours_is_one_message_and_a_traceback_only_on_request(gpulayer: Commander) -> None:
+    gpulayer.write(
+        "gpulayer_fault.py", "import gpulayer.spec.support as s\ndef m(): raise RuntimeError('boom')\ns.matrix = m\n"
+    )
+    program = "import gpulayer_fault, sys; from gpulayer.cli.main import main; sys.exit(main(['matrix']))"
+
+    def run(**extra: str) -> subprocess.CompletedProcess[str]:
+        environment = {**gpulayer.environment, **extra}
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=gpulayer.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    plain = run()
+    assert plain.returncode == ExitCode.INTERNAL
+    assert "RuntimeError: boom" in plain.stderr
+    assert "GPULAYER_DEBUG=1" in plain.stderr
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in run(GPULAYER_DEBUG="1").stderr
