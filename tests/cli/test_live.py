@@ -37,7 +37,7 @@ STORY = [
     event("queued", job="eval", host=None, reason="h200 is busy: somebody"),
     event("signaled", job="eval", signal=9),
     event("exited", job="old", code=0, up_to_date=True),
-    event("warning", job=None, message="h200: disk is nearly full", fix="free space"),
+    event("warning", job=None, message="disk is nearly full", fix="free space"),
     event("summary", job=None, host=None, counts={"failed": 2, "up_to_date": 1}, exit_code=1),
 ]
 
