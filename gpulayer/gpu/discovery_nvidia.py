@@ -1,0 +1,268 @@
+"""NVIDIA GPUs: NVML in a child first, else nvidia-smi; not both where the driver is in trouble. SHIPPED.
+
+Kinds of memory without a framework: a number is dedicated; no number on a device that is known to share the host's
+memory (by name, ATS or Tegra) is unified; no number on anything else is unknown, since a lost GPU looks the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from gpulayer.gpu.discovery_notes import Notes
+from gpulayer.gpu.discovery_report import Part, Scene, new_device, size, text
+from gpulayer.gpu.discovery_system import System
+
+NVML_LIMIT_S = 15.0
+NVIDIA_SMI_LIMIT_S = 20.0
+
+# What is there once a driver is loaded: bare metal, WSL, Jetson.
+_DRIVER_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
+_TEGRA_SIGNS = ("/etc/nv_tegra_release", "/dev/nvhost-ctrl-gpu")
+_UNIFIED_NAMES = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra|Jetson|nvgpu)\b", re.IGNORECASE)
+
+# On no PATH of a non-interactive session on WSL, nor in some containers.
+_FOLDERS = ("/usr/bin", "/usr/lib/wsl/lib", "/usr/local/nvidia/bin", "/usr/local/cuda/bin")
+
+_FIELDS = ("index", "uuid", "pci.bus_id", "memory.total", "memory.free", "driver_version")
+_NEWER_FIELDS = ("compute_cap", "mig.mode.current", "addressing_mode")
+
+_NO_PERMISSION, _NOT_LOADED, _LIBRARY_NOT_FOUND, _LOST, _RESET, _MISMATCH = 4, 9, 12, 15, 16, 18
+
+# Our own sentence for each way in which the driver can be in trouble.
+_TROUBLE = {
+    "driver_not_loaded": "The NVIDIA driver is installed and not loaded.",
+    "driver_library_mismatch": "The NVIDIA driver was updated; the old one still runs. Restart the host.",
+    "gpu_lost": "A GPU has fallen off the bus or needs a reset; restart the host.",
+    "mig_permission": "The driver does not let this user see all of a GPU.",
+    "nvidia_smi_failed": "The NVIDIA driver did not list its GPUs.",
+}
+_CODES = {
+    _NO_PERMISSION: "mig_permission",
+    _NOT_LOADED: "driver_not_loaded",
+    _LOST: "gpu_lost",
+    _RESET: "gpu_lost",
+    _MISMATCH: "driver_library_mismatch",
+}
+_TEXTS = (
+    ("communicate with the nvidia driver", "driver_not_loaded"),
+    ("version mismatch", "driver_library_mismatch"),
+    ("gpu is lost", "gpu_lost"),
+    ("unable to determine the device handle", "gpu_lost"),
+    ("insufficient permissions", "mig_permission"),
+)
+
+
+class _Gpu(NamedTuple):
+    """One GPU in the form that both sources are brought to. Sizes are bytes."""
+
+    uuid: str | None
+    name: str | None
+    pci: str | None = None
+    memory: int | None = None
+    free: int | None = None
+    compute: str | None = None
+    ats: bool = False
+    mig: bool = False
+    lost: bool = False
+    instances: tuple[_Gpu, ...] = ()
+
+
+class _Found(NamedTuple):
+    """What a source told: its word in the report, its GPUs in any order, the driver's version, CUDA's version."""
+
+    source: str
+    gpus: tuple[_Gpu, ...]
+    driver: str | None
+    cuda: str | None = None
+
+
+def add_nvidia_devices(scene: Scene) -> None:
+    """Add the CUDA devices in PCI order: GPUs, and in place of a GPU that is in MIG mode its instances."""
+    system, notes = scene.system, scene.notes
+    found = None
+    if any(system.exists(sign) for sign in _DRIVER_SIGNS):
+        found = _ask_nvml(system, notes)
+    if found is None:
+        found = _ask_nvidia_smi(system, notes)
+    for gpu in sorted(found.gpus, key=lambda gpu: gpu.pci or ""):
+        parent = gpu.uuid or gpu.pci
+        if gpu.mig:
+            count = len(gpu.instances)
+            notes.add("mig_enabled", parent or "nvidia", f"The GPU is in MIG mode: {count} instance(s) stand for it.")
+        for part in gpu.instances if gpu.mig else (gpu,):
+            scene.devices.append(_device(part, gpu, found, scene))
+
+
+def _device(part: _Gpu, gpu: _Gpu, found: _Found, scene: Scene) -> Part:
+    """Return the entry of one GPU, or of one MIG instance (`part`) of a GPU."""
+    host, index = scene.host, len(scene.devices)
+    own = part.uuid or (f"pci:{part.pci}" if part.pci else f"cuda:{index}")
+    memory, kind, usable, free = part.memory, "dedicated", part.memory, part.free
+    source: str | None = found.source
+    if memory is None:
+        unified = gpu.ats or bool(_UNIFIED_NAMES.search(part.name or "")) or any(map(scene.system.exists, _TEGRA_SIGNS))
+        message = "The driver reports no memory of its own: it is the host's."
+        if not unified:
+            message = "The driver reports no memory, and nothing says that the GPU shares the host's: it is unknown."
+        scene.notes.add("memory_not_reported", own, message)
+        if unified:
+            memory, kind, source, free = host["memory_bytes"], "unified", "host", host["memory_available_bytes"]
+    return new_device(
+        id=own,
+        accelerator="cuda",
+        index=index,
+        parent_id=None if part is gpu else gpu.uuid,
+        name=part.name,
+        vendor="NVIDIA",
+        compute_capability=gpu.compute,
+        uuid=part.uuid,
+        pci_bus_id=gpu.pci,
+        memory_kind=kind if memory is not None or part is not gpu else None,
+        memory_bytes=memory,
+        usable_memory_bytes=usable,
+        usable_source=found.source if usable is not None else None,
+        free_memory_bytes=free,
+        free_source=source if free is not None else None,
+        driver_version=found.driver,
+        runtime_version=found.cuda,
+        select_env={"CUDA_VISIBLE_DEVICES": part.uuid or str(index), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        health="unusable" if gpu.lost else "ok",
+    )
+
+
+def _add_trouble(notes: Notes, code: str, detail: str | None) -> None:
+    notes.add(code, "nvidia", _TROUBLE[code], detail)
+
+
+def _ask_nvml(system: System, notes: Notes) -> _Found | None:
+    """Return what NVML lists; None where nvidia-smi may know more, nothing where it would only hang or fail too."""
+    answer = system.child("nvml_child", limit=NVML_LIMIT_S)
+    notes.add_child("nvml", answer)
+    code, values = answer.values.get("init"), answer.values
+    if code != 0:
+        if answer.outcome.timed_out:
+            return _Found("nvml", (), None)
+        if code not in _CODES:
+            return None
+        _add_trouble(notes, _CODES[code], f"NVML {code}")
+        return _Found("nvml", (), None)
+    gpus = [_from_nvml(value) for key, value in values.items() if key.startswith("gpu:") and isinstance(value, dict)]
+    for value in (value for key, value in values.items() if key.startswith("gpu:")):
+        for failed, number in (value.get("codes") or {}).items():
+            if number in _CODES:
+                _add_trouble(notes, _CODES[number], f"NVML {number} ({failed})")
+    cuda = values.get("cuda")
+    version = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else None
+    return _Found("nvml", tuple(gpu for gpu in gpus if gpu.uuid or gpu.pci), text(values.get("driver")), version)
+
+
+def _from_nvml(value: Part) -> _Gpu:
+    total, free = value.get("memory") or (None, None)
+    codes = value.get("codes") or {}
+    return _Gpu(
+        uuid=_uuid(value.get("uuid")),
+        name=text(value.get("name")),
+        pci=_pci(value.get("pci")),
+        memory=size(total),
+        free=free if size(total) and isinstance(free, int) and free >= 0 else None,
+        compute=_version(value.get("compute")),
+        ats=value.get("ats") is True,
+        mig=value.get("mig") is True,
+        lost=bool({_LOST, _RESET} & set(codes.values())),
+        instances=tuple(_from_nvml(instance) for instance in value.get("instances") or ()),
+    )
+
+
+def _ask_nvidia_smi(system: System, notes: Notes) -> _Found:
+    tool = system.which("nvidia-smi", _FOLDERS)
+    if tool is None:
+        notes.add("nvidia_smi_not_found", "nvidia", "No NVIDIA driver was found.")
+        return _Found("nvidia-smi", (), None)
+    for fields in (_FIELDS + _NEWER_FIELDS, _FIELDS):
+        # The name comes last, so that it may hold commas.
+        query = ",".join((*fields, "name"))
+        command = [tool, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+        outcome = system.run(command, limit=NVIDIA_SMI_LIMIT_S)
+        if "not a valid field" not in (outcome.text + outcome.stderr.decode("utf-8", "replace")):
+            break
+    if outcome.timed_out:
+        notes.add("nvidia_smi_timeout", "nvidia", "nvidia-smi hangs; restart the host if it stays so.")
+        return _Found("nvidia-smi", (), None)
+    rows, other = [], []
+    for line in outcome.text.splitlines():
+        cells = [cell.strip() for cell in line.split(",", len(fields))]
+        if len(cells) == len(fields) + 1 and cells[0].isdigit():
+            rows.append(dict(zip((*fields, "name"), cells)))
+        elif line.strip():
+            other.append(line.strip())
+    # Errors are printed on stdout too, some with status 0.
+    if other or not rows or outcome.code != 0:
+        words = " ".join(
+            (*other, outcome.stderr.decode("utf-8", "replace"), outcome.error or f"exit code {outcome.code}")
+        )
+        code = next((code for phrase, code in _TEXTS if phrase in words.lower()), "nvidia_smi_failed")
+        _add_trouble(notes, code, words)
+    instances = _instances(system, tool) if any(row.get("mig.mode.current") == "Enabled" for row in rows) else {}
+    gpus = tuple(_from_row(row, instances) for row in rows)
+    return _Found("nvidia-smi", gpus, next((row["driver_version"] for row in rows), None))
+
+
+def _from_row(row: dict[str, str], instances: dict[str, tuple[_Gpu, ...]]) -> _Gpu:
+    uuid = _uuid(row["uuid"])
+    memory = size(_mebibytes(row["memory.total"]))
+    return _Gpu(
+        uuid=uuid,
+        name=_known(row["name"].strip('"')),
+        pci=_pci(row["pci.bus_id"]),
+        memory=memory,
+        free=_mebibytes(row["memory.free"]) if memory else None,
+        compute=_version(row.get("compute_cap")),
+        ats=row.get("addressing_mode") == "ATS",
+        mig=row.get("mig.mode.current") == "Enabled",
+        lost="lost" in row["memory.total"].lower(),
+        instances=instances.get(uuid or "", ()),
+    )
+
+
+def _instances(system: System, tool: str) -> dict[str, tuple[_Gpu, ...]]:
+    """Return the MIG instances by their GPU's UUID, as `nvidia-smi -L` lists them; their memory it does not tell."""
+    found: dict[str, tuple[_Gpu, ...]] = {}
+    parent = ""
+    for line in system.run([tool, "-L"], limit=NVIDIA_SMI_LIMIT_S).text.splitlines():
+        uuid = _uuid((re.search(r"\(UUID: ([^)\s]+)\)", line) or [None, None])[1])
+        if uuid is None:
+            continue
+        if uuid.startswith("GPU-"):
+            parent = uuid
+        else:
+            found[parent] = (*found.get(parent, ()), _Gpu(uuid=uuid, name=text(line.partition("Device")[0])))
+    return found
+
+
+def _known(cell: str | None) -> str | None:
+    """Return a cell's text; None for the many ways in which nvidia-smi says that it does not know."""
+    if cell is None or re.fullmatch(
+        r"\[?(n/a|not supported|unknown error|insufficient permissions|.*lost)\]?", cell, re.IGNORECASE
+    ):
+        return None
+    return None if cell in {"", "ERR!", "??", "[Requested functionality has been deprecated]"} else cell[:200]
+
+
+def _mebibytes(cell: str) -> int | None:
+    found = re.fullmatch(r"(\d{1,12})( MiB)?", cell)
+    return int(found[1]) << 20 if found else None
+
+
+def _uuid(value: Any) -> str | None:  # noqa: ANN401  # from outside
+    return value if isinstance(value, str) and re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", value) else None
+
+
+def _version(value: Any) -> str | None:  # noqa: ANN401
+    return value if isinstance(value, str) and re.fullmatch(r"\d{1,3}\.\d{1,2}", value) else None
+
+
+def _pci(value: Any) -> str | None:  # noqa: ANN401
+    """Return a PCI address in the kernel's form, `0000:c3:00.0`; the driver writes the domain with eight digits."""
+    found = re.fullmatch(r"(?:0000)?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", str(value).lower())
+    return found[1] if found else None

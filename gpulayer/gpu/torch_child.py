@@ -1,0 +1,142 @@
+"""What PyTorch says of itself and of its devices, and whether each device really works. SHIPPED.
+
+Runs as `python -c SOURCE FD` in the jobs' interpreter and writes one JSON line `[key, value]` or `[key, null, "Class:
+text"]` as soon as a thing is known: what was written before a crash or the time limit stays. Nothing is taken from a
+claim: a device counts once a product that it computed equals the CPU's. Every call is wrapped by itself, since the
+exception's class depends on the build (RuntimeError, AttributeError, AssertionError, NotImplementedError were seen).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+_SIZE = 64
+_TOLERANCE = 1e-3
+
+
+class _Report:
+    """Writes lines; `ask` turns an exception into a line of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def say(self, key: str, *value: object) -> None:
+        os.write(self._descriptor, json.dumps([key, *value]).encode() + b"\n")
+
+    def ask(self, key: str, question: Callable[[], Any]) -> Any:
+        try:
+            value = question()
+        except BaseException as error:  # noqa: BLE001  # a framework may well raise SystemExit
+            self.say(key, None, f"{type(error).__name__}: {error}"[:500])
+            return None
+        self.say(key, value)
+        return value
+
+
+def _product(torch: Any, device: str) -> str:
+    """Multiply two 64x64 float32 matrices on `device` and on the CPU: "ok" where both agree, else "wrong".
+
+    The entries are small whole numbers, so that the product is exact in every format a device may compute in.
+    """
+    rows = [[float((3 * row + 5 * column) % 7 - 3) for column in range(_SIZE)] for row in range(_SIZE)]
+    matrix = torch.tensor(rows)
+    wanted = (matrix @ matrix).tolist()
+    there = matrix.to(device)
+    found = (there @ there).cpu().tolist()
+    right = all(
+        abs(one - other) <= _TOLERANCE
+        for wanted_row, found_row in zip(wanted, found)
+        for one, other in zip(wanted_row, found_row)
+    )
+    return "ok" if right and len(found) == _SIZE else "wrong"
+
+
+def _sum_alone(torch: Any) -> bool:
+    """Run one gloo all-reduce in a group of one, over loopback: it proves the build, not the network."""
+    loopback = {"darwin": "lo0"}.get(sys.platform, "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    group = torch.distributed
+    if not (group.is_available() and group.is_gloo_available()):
+        return False
+    group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
+    ones = torch.ones(4)
+    group.all_reduce(ones)
+    group.destroy_process_group()
+    return bool(ones.tolist() == [1.0] * 4)
+
+
+def _cuda_available(torch: Any, report: _Report) -> bool:
+    """Ask whether torch.cuda is available; the driver's complaints come as warnings and are reported."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        available = report.ask("cuda_available", lambda: bool(torch.cuda.is_available()))
+    report.say("cuda_warnings", [str(warning.message)[:500] for warning in caught])
+    return bool(available)
+
+
+def _cuda_devices(torch: Any, report: _Report) -> None:
+    count = report.ask("cuda_count", lambda: int(torch.cuda.device_count()))
+    for index in range(count or 0):
+        properties = report.ask(f"cuda:{index}", partial(_properties, torch, index))
+        if properties is not None:
+            report.say("step", f"a product on cuda:{index}")
+            report.ask(f"cuda:{index}.product", partial(_product, torch, f"cuda:{index}"))
+
+
+def _properties(torch: Any, index: int) -> dict[str, Any]:
+    found = torch.cuda.get_device_properties(index)
+    plain = ("major", "minor", "total_memory", "is_integrated", "multi_processor_count")
+    pci = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    values: dict[str, Any] = {key: int(getattr(found, key)) for key in plain + pci if hasattr(found, key)}
+    values.update({key: str(getattr(found, key)) for key in ("name", "uuid", "gcnArchName") if hasattr(found, key)})
+    return values
+
+
+def _mps(torch: Any, report: _Report) -> None:
+    backend = torch.backends.mps
+    built = report.ask("mps_built", lambda: bool(backend.is_built()))
+    available = report.ask("mps_available", lambda: bool(backend.is_available()))
+    if built and available:
+        report.ask("mps_memory", lambda: int(torch.mps.recommended_max_memory()))
+        report.say("step", "a product on mps")
+        report.ask("mps_product", lambda: _product(torch, "mps"))
+
+
+def main(descriptor: int) -> None:
+    """Write the answers to `descriptor`."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here leaves a note, no gigabytes
+    report = _Report(descriptor)
+    try:
+        import torch  # noqa: PLC0415  # it may be missing, crash, hang or exit
+    except BaseException as error:  # noqa: BLE001
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        report.say("missing" if missing else "import", None, f"{type(error).__name__}: {error}"[:500])
+        report.say("done", True)
+        return
+    report.ask("version", lambda: str(torch.__version__))
+    for kind in ("cuda", "hip", "xpu"):
+        report.ask(kind, partial(getattr, torch.version, kind, None))
+    report.say("step", "a product on the CPU")
+    report.ask("cpu_product", lambda: _product(torch, "cpu"))
+    report.say("step", "torch.distributed")
+    report.ask("gloo", lambda: _sum_alone(torch))
+    report.ask("nccl", lambda: bool(torch.distributed.is_available() and torch.distributed.is_nccl_available()))
+    report.say("step", "torch.backends.mps")
+    report.ask("mps", lambda: _mps(torch, report))
+    report.say("step", "torch.cuda")
+    report.ask("arch_list", lambda: [str(arch) for arch in torch.cuda.get_arch_list()])
+    if _cuda_available(torch, report):
+        _cuda_devices(torch, report)
+    report.say("done", True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    os._exit(0)  # what frameworks do at their end is not asked for, and may hang

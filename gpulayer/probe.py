@@ -1,0 +1,35 @@
+"""`python -m gpulayer.probe`: this machine's report as JSON on stdout. SHIPPED; needs nothing installed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from gpulayer.gpu.discovery import FRAMEWORKS, probe
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the report and return 0; wrong usage exits with 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gpulayer.probe", description="Print what this machine is, as JSON."
+    )
+    parser.add_argument("--python", metavar="PATH", help="the jobs' interpreter, whose frameworks are asked")
+    parser.add_argument(
+        "--frameworks",
+        default=",".join(FRAMEWORKS),
+        metavar="NAME,…",
+        help="which frameworks to ask, separated by commas; empty for none (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    names = [name.strip() for name in options.frameworks.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in FRAMEWORKS]:
+        parser.error(f"--frameworks: {unknown[0]!r} is not one of {', '.join(FRAMEWORKS)}")
+    json.dump(probe(options.python, names), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
