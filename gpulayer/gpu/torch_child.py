@@ -8,6 +8,7 @@ exception's class depends on the build (RuntimeError, AttributeError, AssertionE
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -114,7 +115,7 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here leaves a note, no gigabytes
     report = _Report(descriptor)
     try:
-        import torch  # noqa: PLC0415  # it may be missing, crash, hang or exit
+        torch = importlib.import_module("torch")  # it may be missing, crash, hang or exit
     except BaseException as error:  # noqa: BLE001
         missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
         report.say("missing" if missing else "import", None, f"{type(error).__name__}: {error}"[:500])
