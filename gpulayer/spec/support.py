@@ -170,7 +170,7 @@ BACKEND_ACCELERATORS: dict[Backend, tuple[Accelerator, ...]] = {
 
 DISTRIBUTED_MPS = (
     "a distributed job cannot use the Apple GPU (mps): that takes one process per GPU, and no PyTorch release has a "
-    "collective backend for MPS. Declare independent jobs, or `accelerator: cpu` with `backend: gloo` (that runs on Macs)"
+    "collective backend for MPS. Declare independent jobs, or `accelerator: cpu` with `backend: gloo`: it runs on Macs"
 )
 
 _SIMULATED = frozenset(
