@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +65,9 @@ STRANGERS = re.compile(
 
 LONGEST = 500
 
+HIDDEN = {".ci", ".github"}
+GENERATED = {"__pycache__", "build", "dist"}
+
 
 def name_of(path: Path) -> str:
     """`gpulayer/spec/jobs.py` is `spec.jobs`, a folder's `__init__` is the folder, the package itself is empty."""
@@ -111,16 +114,11 @@ def ours(path: Path) -> Iterator[tuple[str, int]]:
             yield module.removeprefix("gpulayer").removeprefix("."), line
 
 
-def tracked(*patterns: str) -> list[Path]:
-    """Files of the project as git lists them, new ones too; all files where this is no repository (an sdist)."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z", "--", *patterns],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+def project_files() -> Iterator[Path]:
+    """All files of the project, in a repository or an unpacked source distribution, without what tools have made."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name in HIDDEN or not (name.startswith(".") or name in GENERATED)]
+        yield from (Path(folder, name) for name in files if name != ".git")
 
 
 def test_every_module_has_a_row_and_every_row_a_module() -> None:
@@ -213,8 +211,8 @@ def called_name(node: ast.Call) -> str:
 def test_files_stay_small() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
-        for path in tracked("*.py")
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST
+        for path in project_files()
+        if path.suffix == ".py" and (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST
     }
     assert not long
 
@@ -222,7 +220,7 @@ def test_files_stay_small() -> None:
 def test_the_project_speaks_of_itself_alone() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in tracked()
+        for path in project_files()
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
         if STRANGERS.search(line)
     ]
@@ -236,14 +234,14 @@ def test_strangers_are_recognised() -> None:
     assert not STRANGERS.search("<run>/work/out and {run}/work/out and runs/*/work/out and ./work/out")
 
 
-TEST_FILES = tracked("tests/**/test_*.py", "tests/test_*.py")
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def asserting_names() -> set[str]:
     """Functions under tests/ that assert, raise AssertionError or expect an error, themselves or through each other."""
     functions = {
         node.name: node
-        for path in tracked("tests/**/*.py", "tests/*.py")
+        for path in TESTS
         for node in ast.walk(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
@@ -264,7 +262,7 @@ def test_every_test_asserts_something() -> None:
     asserting = asserting_names()
     silent = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
-        for path in TEST_FILES
+        for path in TESTS
         for node in ast.walk(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name.startswith("test_")
@@ -276,7 +274,7 @@ def test_every_test_asserts_something() -> None:
 def test_no_test_is_skipped() -> None:
     skips = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.attr if isinstance(node, ast.Attribute) else ''}"
-        for path in tracked("tests/**/*.py", "tests/*.py")
+        for path in TESTS
         for node in ast.walk(parse(path))
         if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "xfail", "importorskip"}
     ]
