@@ -1,4 +1,4 @@
-"""What README, the examples and the documentation show holds: documents load, links lead somewhere, pages are listed."""
+"""What README, the examples and the documentation show holds: documents load, links lead on, pages are listed."""
 
 from __future__ import annotations
 
