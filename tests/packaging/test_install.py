@@ -55,7 +55,8 @@ class Installed:
         }
 
     def schema(self, name: str) -> Any:
-        return json.loads(run(self.bin / "gpulayer", "schema", name, cwd=self.folder))
+        program = "import json, sys; from gpulayer.spec.schemas import schema; print(json.dumps(schema(sys.argv[1])))"
+        return json.loads(self.python("-c", program, name))
 
 
 def contents(wheel: Path) -> dict[str, str]:
