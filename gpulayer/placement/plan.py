@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpulayer.errors import Stage
-from gpulayer.gpu.facts import HostFacts
+from gpulayer.gpu.facts import HostFacts, fingerprint
 from gpulayer.spec.inventory import Host
+
+
+class Code(enum.StrEnum):
+    """Why a job does not fit. `unknown` is what could not be decided; `Refusal.about` says which question."""
+
+    UNREACHABLE = "unreachable"
+    ACCELERATOR = "accelerator"
+    CAPABILITY = "capability"
+    GPU_COUNT = "gpu-count"
+    GPU_MEMORY = "gpu-memory"
+    MEMORY_KIND = "memory-kind"
+    COMPUTE_CAPABILITY = "compute-capability"
+    DTYPE = "dtype"
+    CPUS = "cpus"
+    MEMORY = "memory"
+    DISK = "disk"
+    LABELS = "labels"
+    WHERE = "where"
+    DRAIN = "drain"
+    HEALTH = "health"
+    EXPECT = "expect"
+    BUSY = "busy"
+    DISTRIBUTED = "distributed"
+    UNKNOWN = "unknown"
+
+
+# How many different values an entry that covers several hosts shows.
+SHOWN = 16
 
 
 class Kind(enum.IntEnum):
@@ -37,14 +66,20 @@ class Action(enum.StrEnum):
 class Refusal:
     """Why a job does not fit on a device or host. `needed` and `found` are values; sentences are made at the edge.
 
-    `code` is one of the contract's words. `device` is None where the reason is the host's.
+    Sizes are bytes. `accelerator` is the one under which the reason holds, None where it holds for the host whatever
+    the accelerator; `device` is None where the reason is the host's. `memory_kind` is the kind of the memory that a
+    memory refusal is about (ADR-0006: never presented as each other). `about` is the question that `unknown` leaves
+    open.
     """
 
-    code: str
+    code: Code
     kind: Kind
+    accelerator: str | None = None
     device: str | None = None
     needed: Any = None
     found: Any = None
+    memory_kind: str | None = None
+    about: Code | None = None
     fix: str | None = None
 
 
@@ -97,7 +132,9 @@ class Placement:
 class PlannedJob:
     """One job's line in the plan. `position` orders the queue, from 1; None where the job does not wait.
 
-    `run` is the run id that is launched or followed (None for refused jobs).
+    `run` is the run id that is launched, followed, or that ended before (None for refused jobs), and `attempt` its
+    number, from 1. `placement` is where the job is to run (`run`, `retry`) or runs (`follow`); None otherwise.
+    `accelerator` is the one it is placed under; for `queue` the first of its list that fits anywhere.
     """
 
     job: str
@@ -108,12 +145,17 @@ class PlannedJob:
     placement: Placement | None = None
     position: int | None = None
     run: str | None = None
+    attempt: int | None = None
     tree: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRefusal:
-    """Equal refusals of several hosts as one entry; with several hosts `device` is None and `found` is a range."""
+    """Equal refusals of several hosts or devices as one entry; `device` is then None and `found` covers all of them.
+
+    `found` is the value itself where all found the same, `{"from": low, "to": high}` for numbers, and otherwise
+    `{"any_of": [value…]}` with the first `SHOWN` different values and, where there are others, how many (`"more"`).
+    """
 
     hosts: tuple[str, ...]
     refusal: Refusal
@@ -128,6 +170,14 @@ class ShapeVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A device that may be used although its health is not proven: `degraded` or `unknown` (a warning, no refusal)."""
+
+    device: str
+    health: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedHost:
     """A host as the plan saw it. `fingerprint` holds the stable facts that the plan stands on (None: no placement)."""
 
@@ -135,6 +185,7 @@ class PlannedHost:
     reached: bool
     fingerprint: Mapping[str, Any] | None = None
     probed_at: str | None = None
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +199,51 @@ class Plan:
     jobs: tuple[PlannedJob, ...]
     shapes: Mapping[str, ShapeVerdict]
     applicable: bool
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """How many jobs have each action; all actions are there."""
+        counts = Counter(job.action for job in self.jobs)
+        return {action.value: counts[action] for action in Action}
+
+
+def stale(plan: Plan, views: Sequence[HostView], documents: Sequence[tuple[str, str]]) -> list[str]:
+    """Say in words what has changed since the plan was made, of all that it stands on; empty: it still holds.
+
+    `documents` are (path, sha256) pairs as in the plan. Volatile facts (free memory, leases) are not compared: the host
+    checks them at launch.
+    """
+    now = dict(documents)
+    changes = []
+    for path, sha256 in plan.documents:
+        if path not in now:
+            changes.append(f"{path}: is gone")
+        elif now[path] != sha256:
+            changes.append(f"{path}: was changed")
+    by_name = {view.host.name: view for view in views}
+    for host in plan.hosts:
+        if host.fingerprint is not None:
+            changes += _changes(host.name, host.fingerprint, by_name.get(host.name))
+    return changes
+
+
+def _changes(name: str, then: Mapping[str, Any], view: HostView | None) -> list[str]:
+    """Compare a host's fingerprint with what it is now."""
+    if view is None:
+        return [f"{name}: is no longer in the inventory"]
+    if view.facts is None:
+        return [f"{name}: cannot be reached now ({view.error or 'no answer'})"]
+    now = fingerprint(view.facts, then["devices"])
+    changes = [f"{name}: device {device} is gone" for device in then["devices"] if device not in now["devices"]]
+    flat = {key: value for key, value in then.items() if key not in {"devices", "frameworks"}} | then["frameworks"]
+    flat_now = now | now["frameworks"]
+    changes += [
+        f"{name}: {key} was {_word(flat.get(key))}, is {_word(flat_now.get(key))}"
+        for key in sorted(flat.keys() | now["frameworks"].keys())
+        if flat.get(key) != flat_now.get(key)
+    ]
+    return changes
+
+
+def _word(value: object) -> str:
+    return "unknown" if value is None else str(value)

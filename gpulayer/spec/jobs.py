@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,3 +102,21 @@ class JobSet:
     def folder(self) -> Path:
         """The folder of the jobs file, beside which `.gpulayer/` lies."""
         return (self.path.parent if self.path else Path()).resolve()
+
+
+def run_id(job: str, key: str, attempt: int) -> str:
+    """Return the id of one attempt, as docs/protocol.md says: `<job, at most 40>-<key, 12 digits>-a<attempt>`."""
+    return f"{job[:40]}-{key[:12]}-a{attempt}"
+
+
+def shape_of(job: JobSpec) -> str:
+    """Return a short stable hash of what placement looks at; jobs with an equal shape fit in the same places."""
+    resources = job.resources
+    asked = {
+        "accelerator": list(job.accelerators),
+        "framework": job.framework,
+        "resources": {name: getattr(resources, name) for name in resources.__slots__},
+        "where": [sorted(job.where.labels.items()), job.where.hosts, job.where.not_hosts],
+        "distributed": repr(job.distributed) if isinstance(job, DistributedJob) else None,
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]

@@ -24,8 +24,9 @@ TABLE: dict[str, set[str]] = {
     "spec.support": {"errors"},
     "gpu": {"gpu"},
     "gpu.facts": {"errors"},
-    "placement": {"errors", "spec", "gpu.facts", "placement"},
     "remote": {"remote", "gpu.discovery"},
+    # A plan compares with known runs, whose words are those of `remote/states.py`, the one table of them.
+    "placement": {"errors", "spec", "gpu.facts", "remote.states", "placement"},
     "probe": {"gpu.discovery"},
     "fleet": {"errors", "spec", "remote.wire", "remote.states", "fleet"},
     "run": {"errors", "spec", "gpu.facts", "placement", "remote.states", "fleet", "run"},

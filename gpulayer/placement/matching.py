@@ -1,0 +1,183 @@
+"""Which job fits where, for many jobs and hosts at once: equal jobs and equal hosts are judged once.
+
+Jobs that ask for the same thing share a *shape*; hosts whose facts are equal, apart from names and ids, share a
+*class*. The rules run once a shape and class; what depends on a host itself (its name, its free disk, who holds its
+devices) is added host by host. The result is the same as that of every job against every host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpulayer.gpu.facts import HostFacts
+from gpulayer.placement.plan import SHOWN, Code, GroupedRefusal, HostView, Refusal, ShapeVerdict
+from gpulayer.placement.verdicts import Fits, Option, busy, class_verdict, own_refusals
+from gpulayer.spec.jobs import DistributedJob, JobSpec
+from gpulayer.spec.support import Accelerator
+
+
+def shape_key(job: JobSpec) -> Hashable:
+    """Return all that placement looks at in a job; jobs with equal keys have equal verdicts."""
+    return (
+        job.distributed if isinstance(job, DistributedJob) else None,
+        job.accelerators,
+        job.framework,
+        job.resources,
+        job.where.hosts,
+        job.where.not_hosts,
+        tuple(sorted(job.where.labels.items())),
+    )
+
+
+def class_key(view: HostView) -> Hashable:
+    """Return all that the rules of a class look at in a host: neither its name nor the ids of its devices."""
+    host, facts = view.host, view.facts
+    entry = (tuple(sorted(host.labels.items())), host.drain, host.expect, host.max_jobs)
+    if facts is None:
+        return (*entry, view.stage, view.error)
+    return (*entry, *_facts_key(facts))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where jobs of one shape fit: the ways to place them, by the host's index in the views, and the verdict in words.
+
+    `options` is empty exactly where `verdict.fits` is; `under` are the accelerators under which the job fits anywhere.
+    """
+
+    options: dict[int, tuple[Option, ...]]
+    under: frozenset[Accelerator]
+    verdict: ShapeVerdict
+
+
+class Matcher:
+    """The fleet in classes; answers for one job at a time and remembers the answer for its shape."""
+
+    def __init__(self, views: Sequence[HostView]) -> None:
+        """Sort the views into classes; their order, which is the inventory's, is the order of all results."""
+        self.views = tuple(views)
+        classes: dict[Hashable, list[int]] = {}
+        for index, view in enumerate(self.views):
+            classes.setdefault(class_key(view), []).append(index)
+        self._classes = tuple(classes.values())
+        self._matches: dict[Hashable, Match] = {}
+
+    def match(self, job: JobSpec, key: Hashable) -> Match:
+        """Return where a job fits; `key` is its `shape_key`, which callers keep."""
+        found = self._matches.get(key)
+        if found is None:
+            found = self._matches[key] = self._judge(job)
+        return found
+
+    def _judge(self, job: JobSpec) -> Match:
+        options: dict[int, tuple[Option, ...]] = {}
+        reasons = _Reasons(self.views)
+        refused_alone = self._refused_alone(job, reasons)
+        for members in self._classes:
+            verdict = class_verdict(job, self.views[members[0]])
+            if isinstance(verdict, Fits):
+                options |= {index: verdict.options for index in members if index not in refused_alone}
+            else:
+                for refusal in verdict.refusals:
+                    reasons.add(refusal, members)
+        for index in sorted(options):
+            view = self.views[index]
+            if view.holders or view.slots_held:
+                for option in options[index]:
+                    for refusal in busy(option, view):
+                        reasons.add(refusal, [index])
+        fits = tuple(self.views[index].host.name for index in sorted(options))
+        under = frozenset(option.accelerator for ways in set(options.values()) for option in ways)
+        return Match(options=options, under=under, verdict=ShapeVerdict(fits=fits, refusals=reasons.grouped()))
+
+    def _refused_alone(self, job: JobSpec, reasons: _Reasons) -> set[int]:
+        """Return the hosts that are refused for what is theirs alone."""
+        if not (job.where.hosts or job.where.not_hosts or job.resources.disk_gb is not None):
+            return set()
+        refused = set()
+        for index, view in enumerate(self.views):
+            for refusal in own_refusals(job, view):
+                reasons.add(refusal, [index])
+                refused.add(index)
+        return refused
+
+
+class _Reasons:
+    """Refusals of many hosts, equal ones as one entry."""
+
+    def __init__(self, views: Sequence[HostView]) -> None:
+        self._views = views
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def add(self, refusal: Refusal, hosts: Sequence[int]) -> None:
+        """Take the refusal of these hosts, given by index."""
+        key = (
+            *(refusal.code, refusal.kind, refusal.accelerator, refusal.memory_kind, refusal.about, refusal.fix),
+            repr(refusal.needed),
+        )
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(refusal, [], {}, alone=len(hosts) == 1)
+        else:
+            entry.alone = False
+        entry.hosts += hosts
+        entry.found.setdefault(repr(refusal.found), refusal.found)
+
+    def grouped(self) -> tuple[GroupedRefusal, ...]:
+        """Return the entries, the nearest to a yes first."""
+        return tuple(
+            GroupedRefusal(
+                hosts=tuple(self._views[index].host.name for index in sorted(set(entry.hosts))),
+                refusal=entry.refusal
+                if entry.alone
+                else replace(entry.refusal, device=None, found=_cover(list(entry.found.values()))),
+            )
+            for entry in sorted(
+                self._entries.values(), key=lambda entry: (entry.refusal.kind, ORDER[entry.refusal.code])
+            )
+        )
+
+
+ORDER = {code: place for place, code in enumerate(Code)}
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One refusal, the hosts that share it (once a device), and the different values that they found."""
+
+    refusal: Refusal
+    hosts: list[int]
+    found: dict[str, Any]
+    alone: bool
+
+
+def _cover(found: list[Any]) -> object:
+    """Return one value for what several hosts or devices found, as `GroupedRefusal` says."""
+    if len(found) == 1:
+        return found[0]
+    if all(isinstance(value, int | float) for value in found):
+        return {"from": min(found), "to": max(found)}
+    shown: dict[str, Any] = {"any_of": found[:SHOWN]}
+    return shown | {"more": len(found) - SHOWN} if len(found) > SHOWN else shown
+
+
+def _facts_key(facts: HostFacts) -> tuple[Hashable, ...]:
+    positions = {device.id: position for position, device in enumerate(facts.devices)}
+    return (
+        tuple(
+            (
+                *(device.accelerator, positions.get(device.parent_id or ""), device.compute_capability),
+                *(device.memory_kind, device.memory_bytes, device.usable_bytes, device.health),
+            )
+            for device in facts.devices
+        ),
+        *(facts.cpu_logical, facts.memory_bytes, facts.memory_limit_bytes),
+        facts.capabilities,
+        tuple(
+            (name, fact.status, fact.version, tuple(sorted(fact.ops.items())))
+            for name, fact in sorted(facts.frameworks.items())
+        ),
+        tuple(sorted({note.code for note in facts.notes})),
+    )

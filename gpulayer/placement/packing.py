@@ -1,0 +1,268 @@
+"""What is free on the fleet while jobs come and go, and which job is next.
+
+GPU jobs go to the least capable device that fits, and fill a host before they open the next one, so that big devices
+and whole hosts stay free for those who need them. CPU jobs go to the host with the smallest share of its slots taken.
+A preference list takes its first accelerator with a free fitting device (design rule 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
+
+from gpulayer.placement.matching import Match, Matcher, shape_key
+from gpulayer.placement.plan import HostView, Placement
+from gpulayer.placement.rules import devices_of, memory_of, memory_taken, slots_of
+from gpulayer.placement.verdicts import Option
+from gpulayer.spec.jobs import JobSpec
+from gpulayer.spec.support import Accelerator
+
+# What a host is preferred by, the smaller the better: the taken share of its CPU slots (0 for a GPU job), the rank of
+# the option, the host's index.
+Rank = tuple[float, float, int, int]
+
+# Loads change while a search rests. It looks again at so many hosts before it takes the best of them: enough to spread
+# jobs evenly, and a bound on the work for each job.
+LOOKS: Final = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Machine:
+    """The free state of one machine, which several names of the inventory may share. Sizes are bytes.
+
+    `foreign` are devices held by others than our jobs, `foreign_slots` CPU slots likewise, one CPU each. `ours` maps a
+    device to the job that has it. `reserved` is the job for which the machine is kept. `parked` are the searches that
+    found too little free here; they look again when something comes free. Unknown memory (None) is not counted: no
+    job that demands some fits there.
+    """
+
+    slots: int = 0
+    cpus: int = 0
+    memory: int | None = None
+    foreign: dict[str, str] = field(default_factory=dict)
+    foreign_slots: int = 0
+    ours: dict[str, str] = field(default_factory=dict)
+    slots_used: int = 0
+    cpus_used: int = 0
+    memory_used: int = 0
+    reserved: str | None = None
+    parked: list[tuple[list[Rank], Rank]] = field(default_factory=list)
+
+    @property
+    def load(self) -> float:
+        """The share of the CPU slots that is taken."""
+        return (self.slots_used + self.foreign_slots) / self.slots
+
+    def add(self, view: HostView) -> None:
+        """Take what one name of this machine says of it; where two differ, the lower limit holds."""
+        if view.facts is None:
+            return
+        slots, memory = slots_of(view.host, view.facts), memory_of(view.facts)
+        self.slots = min(slots, self.slots or slots)
+        self.cpus = max(self.cpus, self.slots, view.facts.cpu_logical or 1)
+        self.memory = memory if self.memory is None else min(self.memory, memory or self.memory)
+        self.foreign |= view.holders
+        self.foreign_slots = max(self.foreign_slots, view.slots_held)
+
+    def has_room(self, option: Option) -> bool:
+        """Whether slots, CPUs and memory suffice for one more such job."""
+        return (
+            (not option.slot or self.slots_used + self.foreign_slots < self.slots)
+            and (not option.cpus or self.cpus_used + self.foreign_slots + option.cpus <= self.cpus)
+            and (self.memory is None or self.memory_used + option.memory <= self.memory)
+        )
+
+    def wake(self) -> None:
+        """Let the parked searches look at this machine again."""
+        for search, rank in self.parked:
+            heappush(search, (min(rank[0], self.load), *rank[1:]))
+        self.parked.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What one job has of a machine."""
+
+    machine: _Machine
+    devices: tuple[str, ...]
+    cpus: int
+    memory: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where jobs of one shape may go, the best host first, for each accelerator in the order of preference."""
+
+    lanes: tuple[tuple[dict[int, Option], list[Rank]], ...]
+    hosts: frozenset[str]
+
+
+class Packing:
+    """The mutable free state of the fleet. `place` looks, `occupy` takes, `release` gives back; nothing here waits."""
+
+    def __init__(self, views: Sequence[HostView], *, matcher: Matcher | None = None) -> None:
+        """Start from all hosts of the inventory as they are; names with an equal `domain` are one machine."""
+        self._matcher = matcher or Matcher(views)
+        self._names = tuple(view.host.name for view in views)
+        self._facts = tuple(view.facts for view in views)
+        self._devices = tuple(view.facts.devices if view.facts else () for view in views)
+        self._index = {name: index for index, name in enumerate(self._names)}
+        by_domain: dict[Hashable, _Machine] = {}
+        self._machines = [by_domain.setdefault(view.domain or index, _Machine()) for index, view in enumerate(views)]
+        for machine, view in zip(self._machines, views, strict=True):
+            machine.add(view)
+        self._taken: dict[str, _Taken] = {}
+        self._reserved: dict[str, _Machine] = {}
+        self._searches: dict[Hashable, Search] = {}
+
+    def match(self, job: JobSpec) -> Match:
+        """Return where a job fits at all, whoever holds the devices."""
+        return self._matcher.match(job, shape_key(job))
+
+    def place(self, job: JobSpec, allowed: frozenset[str] | None = None) -> tuple[Accelerator, Placement] | None:
+        """Return where a job can start now, or None where nothing that fits is free. Takes nothing.
+
+        `allowed` names the hosts to which it is restricted.
+        """
+        return self.first(self.search(job, allowed), job.name)
+
+    def search(self, job: JobSpec, allowed: frozenset[str] | None = None) -> Search:
+        """Return the search that all jobs of this shape share."""
+        key = (shape_key(job), allowed)
+        found = self._searches.get(key)
+        if found is None:
+            found = self._searches[key] = self._search(job, allowed)
+        return found
+
+    def first(self, search: Search, job: str) -> tuple[Accelerator, Placement] | None:
+        """Return the first place of a search that is free now for the job of this name."""
+        for options, ranks in search.lanes:
+            looks = LOOKS
+            while ranks:
+                rank = ranks[0]
+                host = rank[-1]
+                machine, option = self._machines[host], options[host]
+                if option.slot and looks and (load := machine.load) > rank[0]:
+                    looks -= 1
+                    heapreplace(ranks, (load, *rank[1:]))
+                    continue
+                devices = self._free(machine, option, host)
+                if devices is None or (machine.reserved is not None and machine.reserved != job):
+                    machine.parked.append((ranks, heappop(ranks)))
+                    continue
+                return option.accelerator, Placement(host=self._names[host], devices=devices)
+        return None
+
+    def occupy(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
+        """Take a place for a job that is about to start. Raises ValueError where the job has one already."""
+        self._take(job, accelerator, placement)
+
+    def adopt(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
+        """Count a run that was going on when the hosts were asked as the job's: what it holds is in the views."""
+        machine = self._machines[self._index[placement.host]]
+        for device in placement.devices:
+            machine.foreign.pop(device, None)
+        if accelerator is Accelerator.CPU:
+            machine.foreign_slots = max(0, machine.foreign_slots - 1)
+        self._take(job, accelerator, placement)
+
+    def release(self, job: str) -> None:
+        """Give back what a job has. Raises KeyError where it has nothing."""
+        taken = self._taken.pop(job)
+        machine = taken.machine
+        for device in taken.devices:
+            del machine.ours[device]
+        machine.cpus_used -= taken.cpus
+        machine.memory_used -= taken.memory
+        machine.slots_used -= taken.slots
+        machine.wake()
+
+    def observe(self, view: HostView) -> None:
+        """Take a host's newer answer to who holds what; what our own jobs have stays theirs."""
+        machine = self._machines[self._index[view.host.name]]
+        machine.foreign = {device: holder for device, holder in view.holders.items() if device not in machine.ours}
+        machine.foreign_slots = max(0, view.slots_held - machine.slots_used)
+        machine.wake()
+
+    def reserve(self, search: Search, job: str) -> None:
+        """Keep a machine for a job: one that others leave enough of, with the fewest of our jobs on it.
+
+        Nothing changes where the job has one already, or where there is none.
+        """
+        if job in self._reserved:
+            return
+        found: list[tuple[int, int]] = []
+        for options, _ in search.lanes:
+            for index, option in options.items():
+                machine = self._machines[index]
+                ids = {self._devices[index][position].id for position in option.positions}
+                enough = len(ids - machine.foreign.keys()) >= option.count
+                if machine.reserved is None and enough and (not option.slot or machine.foreign_slots < machine.slots):
+                    found.append((len(machine.ours) + machine.slots_used, index))
+        if found:
+            machine = self._reserved[job] = self._machines[min(found)[1]]
+            machine.reserved = job
+
+    def forgo(self, job: str) -> None:
+        """End the reservation that a job may have."""
+        machine = self._reserved.pop(job, None)
+        if machine is not None:
+            machine.reserved = None
+            machine.wake()
+
+    def _search(self, job: JobSpec, allowed: Collection[str] | None) -> Search:
+        match = self.match(job)
+        lanes = []
+        for accelerator in job.accelerators:
+            options = {
+                index: option
+                for index, ways in match.options.items()
+                if allowed is None or self._names[index] in allowed
+                for option in ways
+                if option.accelerator is accelerator
+            }
+            ranks: list[Rank] = [
+                (self._machines[index].load if option.slot else 0, *option.rank, index)
+                for index, option in options.items()
+            ]
+            heapify(ranks)
+            lanes.append((options, ranks))
+        hosts = frozenset(self._names[index] for options, _ in lanes for index in options)
+        return Search(tuple(lanes), hosts)
+
+    def _free(self, machine: _Machine, option: Option, index: int) -> tuple[str, ...] | None:
+        """Return the devices that such a job would take now, none for a CPU job; None where too little is free."""
+        if not machine.has_room(option):
+            return None
+        devices = self._devices[index]
+        free = []
+        for position in option.positions:
+            device = devices[position].id
+            if device not in machine.ours and device not in machine.foreign:
+                free.append(device)
+                if len(free) == option.count:
+                    break
+        return tuple(free) if len(free) == option.count else None
+
+    def _take(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
+        if job.name in self._taken:
+            raise ValueError(f"{job.name} has its place already")
+        self.forgo(job.name)
+        index = self._index[placement.host]
+        machine, facts = self._machines[index], self._facts[index]
+        is_cpu = accelerator is Accelerator.CPU
+        taken = _Taken(
+            machine=machine,
+            devices=placement.devices,
+            cpus=job.resources.cpus or (1 if is_cpu else 0),
+            memory=memory_taken(job, accelerator, devices_of(facts, accelerator)) if facts else 0,
+            slots=1 if is_cpu else 0,
+        )
+        self._taken[job.name] = taken
+        machine.ours |= dict.fromkeys(placement.devices, job.name)
+        machine.cpus_used += taken.cpus
+        machine.memory_used += taken.memory
+        machine.slots_used += taken.slots

@@ -1,0 +1,398 @@
+"""The rules of placement: one pure function a rule. `verdicts.py` runs all of them, so that every reason is shown.
+
+A rule returns None where the job fits and a `Refusal` where it does not; what cannot be decided is a refusal with code
+`unknown` that says which question is open. Sizes are compared in bytes (1 GiB = 2^30). The rules come from ADR-0006:
+a CUDA job never meets an MPS device, unified memory is never taken for dedicated, unknown never satisfies a demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gpulayer.gpu.facts import Device, HostFacts
+from gpulayer.placement.plan import Code, Kind, Refusal
+from gpulayer.spec.inventory import Host
+from gpulayer.spec.jobs import DistributedJob, JobSpec
+from gpulayer.spec.support import NEVER_DTYPES, Accelerator, MemoryKind, demanded
+
+GIB: Final = 2**30
+
+# A framework whose child did not come to an end is neither there nor absent.
+UNDECIDED_STATUS: Final = frozenset({"timeout", "not_probed"})
+
+
+def size(gib: float) -> int:
+    """Return a demand in GiB as bytes."""
+    return round(gib * GIB)
+
+
+def gpus_of(job: JobSpec, accelerator: Accelerator) -> int:
+    """Return how many devices a job takes under an accelerator: 1 on a GPU and 0 on cpu where it does not say."""
+    if job.resources.gpus is not None:
+        return job.resources.gpus
+    return 0 if accelerator is Accelerator.CPU else 1
+
+
+def devices_of(facts: HostFacts, accelerator: Accelerator) -> list[Device]:
+    """Return a host's devices of an accelerator; a GPU that is split (MIG) counts as its parts."""
+    word = accelerator.value
+    there = [device for device in facts.devices if device.accelerator == word]
+    parents = {device.parent_id for device in there}
+    return [device for device in there if device.id not in parents] if parents != {None} else there
+
+
+def slots_of(host: Host, facts: HostFacts) -> int:
+    """Return how many CPU jobs a host takes at once: `max_jobs`, else its logical CPUs, else one."""
+    return host.max_jobs or facts.cpu_logical or 1
+
+
+def memory_of(facts: HostFacts) -> int | None:
+    """Return the memory that processes of a host can get: its own, or its limit where that is lower (bytes)."""
+    known = [size for size in (facts.memory_bytes, facts.memory_limit_bytes) if size is not None]
+    return min(known, default=None)
+
+
+def memory_taken(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device]) -> int:
+    """Return the host memory that a job is counted with, in bytes; GPU memory counts where it is unified.
+
+    `devices` are the host's devices of the accelerator.
+    """
+    taken = size(job.resources.memory_gb or 0)
+    if job.resources.gpu_memory_gb is not None and _are_unified(devices):
+        taken += size(job.resources.gpu_memory_gb) * gpus_of(job, accelerator)
+    return taken
+
+
+# Rules of a host by its entry in the inventory.
+
+
+def where(job: JobSpec, host: Host) -> Refusal | None:
+    """`where.hosts` and `where.not_hosts` name hosts."""
+    allowed, banned = job.where.hosts, job.where.not_hosts
+    if (not allowed or host.name in allowed) and host.name not in banned:
+        return None
+    needed = {"hosts": list(allowed)} if allowed and host.name not in allowed else {"not_hosts": list(banned)}
+    return Refusal(code=Code.WHERE, kind=Kind.JOB, needed=needed, fix="change the job's `where`")
+
+
+def labels(job: JobSpec, host: Host) -> Refusal | None:
+    """Every label of `where.labels` must be on the host."""
+    missing = {key: value for key, value in sorted(job.where.labels.items()) if host.labels.get(key) != value}
+    if not missing:
+        return None
+    return Refusal(
+        code=Code.LABELS,
+        kind=Kind.HOST,
+        needed=missing,
+        found={key: host.labels.get(key) for key in missing},
+        fix="label the host so in the inventory, or change the job's `where.labels`",
+    )
+
+
+def drain(_job: JobSpec, host: Host) -> Refusal | None:
+    """Hosts that are drained take no new job."""
+    if not host.drain:
+        return None
+    return Refusal(code=Code.DRAIN, kind=Kind.HOST, fix="set `drain: false` in the inventory")
+
+
+def distributed(job: JobSpec, _host: Host) -> Refusal | None:
+    """Gangs are validated, and launched by a later version."""
+    if not isinstance(job, DistributedJob):
+        return None
+    return Refusal(
+        code=Code.DISTRIBUTED,
+        kind=Kind.HOST,
+        needed=job.distributed.nodes,
+        fix="distributed jobs are launched by a later version; declare independent jobs until then",
+    )
+
+
+# Rules of a host by its facts.
+
+
+def expect(_job: JobSpec, host: Host, facts: HostFacts) -> Refusal | None:
+    """Where the inventory expects devices and the probe finds others, something broke: nothing is placed there."""
+    if host.expect is None:
+        return None
+    word, count = host.expect.accelerator, host.expect.count
+    there = len(
+        [
+            device
+            for accelerator in Accelerator
+            if (accelerator.value == word if word else accelerator is not Accelerator.CPU)
+            for device in devices_of(facts, accelerator)
+        ]
+    )
+    if there == count or (count is None and there):
+        return None
+    return Refusal(
+        code=Code.EXPECT,
+        kind=Kind.HOST,
+        needed={"accelerator": word, "count": count},
+        found=there,
+        fix="find out why the probe does not see these devices, or change the host's `expect`",
+    )
+
+
+def cpus(job: JobSpec, _host: Host, facts: HostFacts) -> Refusal | None:
+    """`cpus` compares with the host's logical CPUs."""
+    needed, found = job.resources.cpus, facts.cpu_logical
+    if needed is None or (found is not None and needed <= found):
+        return None
+    if found is None:
+        return undecided(Code.CPUS, needed=needed, fix="the host does not say how many CPUs it has")
+    return Refusal(
+        code=Code.CPUS, kind=Kind.JOB, needed=needed, found=found, fix="lower `resources.cpus`, or add a bigger host"
+    )
+
+
+def disk(job: JobSpec, facts: HostFacts) -> Refusal | None:
+    """`disk_gb` compares with what is free where the runs are kept."""
+    if job.resources.disk_gb is None:
+        return None
+    needed, found = size(job.resources.disk_gb), facts.disk_free_bytes
+    if found is None:
+        return undecided(Code.DISK, needed=needed, fix="the host does not say how much of its disk is free")
+    if needed <= found:
+        return None
+    return Refusal(
+        code=Code.DISK,
+        kind=Kind.HOST,
+        needed=needed,
+        found=found,
+        fix="free disk space on the host, or move its `state_dir` to a bigger disk",
+    )
+
+
+def capabilities(job: JobSpec, _host: Host, facts: HostFacts) -> Refusal | None:
+    """All of `resources.capabilities` must have been shown by the probed interpreter."""
+    missing = [name for name in job.resources.capabilities if name not in facts.capabilities]
+    return _lacking(missing, {"all_of": missing}, facts, None) if missing else None
+
+
+# Rules of a host under one accelerator.
+
+
+def framework(job: JobSpec, accelerator: Accelerator, _devices: Sequence[Device], facts: HostFacts) -> Refusal | None:
+    """`framework` demands its capability on the accelerator; of several, one suffices."""
+    wanted = demanded(job.framework, accelerator)
+    if not wanted or facts.capabilities.intersection(wanted):
+        return None
+    return _lacking(wanted, {"any_of": list(wanted)}, facts, accelerator)
+
+
+def gpu_count(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device], _facts: HostFacts) -> Refusal | None:
+    """Jobs on a GPU take at least one device and jobs on cpu take none; nobody gets more than there are."""
+    needed = gpus_of(job, accelerator)
+    if accelerator is Accelerator.CPU:
+        found, fits, fix = 0, needed == 0, "leave `resources.gpus` out, or leave `cpu` out of `accelerator`"
+    else:
+        found = len(devices)
+        fits = 1 <= needed <= found
+        fix = "lower `resources.gpus`, or add a host with more devices"
+        if needed == 0:
+            fix = f"a job on {accelerator.value} takes at least one device: leave `resources.gpus` out, or use `cpu`"
+    if fits:
+        return None
+    return Refusal(
+        code=Code.GPU_COUNT, kind=Kind.JOB, accelerator=accelerator.value, needed=needed, found=found, fix=fix
+    )
+
+
+def memory(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device], facts: HostFacts) -> Refusal | None:
+    """`memory_gb` compares with the host's memory, in which GPU memory counts too where it is unified."""
+    needed, found = memory_taken(job, accelerator, devices), memory_of(facts)
+    if job.resources.memory_gb is None and (found is None or needed > (facts.memory_bytes or found)):
+        return None  # the GPU's memory alone is demanded: `gpu_memory` decides
+    if found is None:
+        return undecided(
+            Code.MEMORY, accelerator=accelerator, needed=needed, fix="the host does not say how much memory it has"
+        )
+    if needed <= found:
+        return None
+    return Refusal(
+        code=Code.MEMORY,
+        kind=Kind.JOB,
+        accelerator=accelerator.value,
+        needed=needed,
+        found=found,
+        memory_kind=MemoryKind.UNIFIED.value if _are_unified(devices) else None,
+        fix="lower `resources.memory_gb`, or add a host with more memory",
+    )
+
+
+# Rules of one device.
+
+
+def health(_job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+    """Devices that the probe found unusable take no job; doubtful ones do, with a warning."""
+    if device.health != "unusable":
+        return None
+    return Refusal(
+        code=Code.HEALTH,
+        kind=Kind.HOST,
+        accelerator=accelerator.value,
+        device=device.id,
+        found=device.health,
+        fix="see the host's notes with `gpulayer probe`",
+    )
+
+
+def memory_kind(job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+    """`gpu_memory_kind` excludes the other kind, and every device whose kind is not known."""
+    needed = job.resources.gpu_memory_kind
+    if needed is None or device.memory_kind == needed.value:
+        return None
+    return Refusal(
+        code=Code.MEMORY_KIND,
+        kind=Kind.JOB,
+        accelerator=accelerator.value,
+        device=device.id,
+        needed=needed.value,
+        found=device.memory_kind,
+        memory_kind=device.memory_kind,
+        fix="leave `resources.gpu_memory_kind` out if the program runs with either kind",
+    )
+
+
+def gpu_memory(job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+    """`gpu_memory_gb` compares with what a workload can really get, where that is known.
+
+    Where it is not, a total below the demand decides, and a total above it decides nothing.
+    """
+    if job.resources.gpu_memory_gb is None:
+        return None
+    needed = size(job.resources.gpu_memory_gb)
+    if accelerator is Accelerator.CPU:
+        fix = "leave `resources.gpu_memory_gb` out, or leave `cpu` out of `accelerator` (`memory_gb` is the host's)"
+        return Refusal(code=Code.GPU_MEMORY, kind=Kind.JOB, accelerator=accelerator.value, needed=needed, fix=fix)
+    usable, total = device.usable_bytes, device.memory_bytes
+    if usable is not None and usable >= needed:
+        return None
+    found = usable if usable is not None else total
+    if found is not None and found < needed:
+        return Refusal(
+            code=Code.GPU_MEMORY,
+            kind=Kind.JOB,
+            accelerator=accelerator.value,
+            device=device.id,
+            needed=needed,
+            found=found,
+            memory_kind=device.memory_kind,
+            fix="lower `resources.gpu_memory_gb`, or add a device with more memory",
+        )
+    return undecided(
+        Code.GPU_MEMORY,
+        accelerator=accelerator,
+        device=device,
+        needed=needed,
+        fix="what a workload can get of this device is not known: install the job's framework there, which can tell",
+    )
+
+
+def compute_capability(job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+    """`compute_capability` is a minimum that only CUDA devices have."""
+    needed, found = job.resources.compute_capability, device.compute_capability
+    if needed is None or (found is not None and found >= needed):
+        return None
+    word = f">={needed[0]}.{needed[1]}"
+    if found is None and accelerator is Accelerator.CUDA:
+        fix = "the driver does not tell the compute capability of this device: see its notes with `gpulayer probe`"
+        return undecided(Code.COMPUTE_CAPABILITY, accelerator=accelerator, device=device, needed=word, fix=fix)
+    return Refusal(
+        code=Code.COMPUTE_CAPABILITY,
+        kind=Kind.JOB,
+        accelerator=accelerator.value,
+        device=device.id,
+        needed=word,
+        found=f"{found[0]}.{found[1]}" if found else None,
+        fix="lower `resources.compute_capability`, or add a newer CUDA device",
+    )
+
+
+def dtype(job: JobSpec, accelerator: Accelerator, device: Device, facts: HostFacts) -> Refusal | None:
+    """Metal has no double (PyTorch's MPS page; MLX alike); other dtypes count as there until proven unsupported."""
+    never = sorted(NEVER_DTYPES.get(accelerator, frozenset()).intersection(job.resources.dtypes))
+    if never:
+        return Refusal(
+            code=Code.DTYPE,
+            kind=Kind.NEVER,
+            accelerator=accelerator.value,
+            device=device.id,
+            needed=never,
+            fix="use `accelerator: cpu`, or float32 and complex64; PYTORCH_ENABLE_MPS_FALLBACK=1 does not help",
+        )
+    fact = facts.frameworks.get(job.framework.value) if job.framework else None
+    if fact is None or accelerator is Accelerator.CPU:
+        return None
+    proven = sorted(name for name in job.resources.dtypes if fact.ops.get(name) == "unsupported")
+    if not proven:
+        return None
+    return Refusal(
+        code=Code.DTYPE,
+        kind=Kind.HOST,
+        accelerator=accelerator.value,
+        device=device.id,
+        needed=proven,
+        found=fact.version,
+        fix="a newer version of the framework may have it; or use another dtype",
+    )
+
+
+HostRule = Callable[[JobSpec, Host], Refusal | None]
+FactRule = Callable[[JobSpec, Host, HostFacts], Refusal | None]
+AcceleratorRule = Callable[[JobSpec, Accelerator, Sequence[Device], HostFacts], Refusal | None]
+DeviceRule = Callable[[JobSpec, Accelerator, Device, HostFacts], Refusal | None]
+
+# `where` and `disk` stand apart: they look at what each host has for itself, its name and its free disk.
+HOST_RULES: Final[tuple[HostRule, ...]] = (labels, drain, distributed)
+FACT_RULES: Final[tuple[FactRule, ...]] = (expect, cpus, capabilities)
+ACCELERATOR_RULES: Final[tuple[AcceleratorRule, ...]] = (framework, gpu_count, memory)
+DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (health, memory_kind, gpu_memory, compute_capability, dtype)
+
+
+def _are_unified(devices: Sequence[Device]) -> bool:
+    return any(device.memory_kind == MemoryKind.UNIFIED.value for device in devices)
+
+
+def _lacking(
+    missing: list[str] | tuple[str, ...], needed: object, facts: HostFacts, accelerator: Accelerator | None
+) -> Refusal:
+    """Say that a capability was not shown: absent, or unknown where its framework's child did not come to an end."""
+    names = {name.partition(".")[0] for name in missing}
+    statuses = {name: facts.frameworks[name].status for name in sorted(names) if name in facts.frameworks}
+    if any(status in UNDECIDED_STATUS for status in statuses.values()):
+        fix = "the probe of the framework did not finish: `gpulayer plan --fresh` asks again"
+        return undecided(Code.CAPABILITY, accelerator=accelerator, needed=needed, found=statuses, fix=fix)
+    return Refusal(
+        code=Code.CAPABILITY,
+        kind=Kind.HOST,
+        accelerator=accelerator.value if accelerator else None,
+        needed=needed,
+        found=statuses or None,
+        fix="install it for the host's interpreter, or name an interpreter that has it (`python`)",
+    )
+
+
+def undecided(
+    about: Code,
+    *,
+    needed: object,
+    fix: str,
+    accelerator: Accelerator | None = None,
+    device: Device | None = None,
+    found: object = None,
+) -> Refusal:
+    """Return the refusal of a question that the facts leave open."""
+    return Refusal(
+        code=Code.UNKNOWN,
+        kind=Kind.HOST,
+        about=about,
+        accelerator=accelerator.value if accelerator else None,
+        device=device.id if device else None,
+        needed=needed,
+        found=found,
+        fix=fix,
+    )

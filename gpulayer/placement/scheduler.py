@@ -1,0 +1,203 @@
+"""The plan: wanted jobs against known runs and the fleet as it is now. Pure; linear in the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpulayer.gpu.facts import HostFacts, fingerprint
+from gpulayer.placement.matching import Match, Matcher, shape_key
+from gpulayer.placement.packing import Packing
+from gpulayer.placement.plan import (
+    Action,
+    Doubt,
+    HostView,
+    KnownRun,
+    Placement,
+    Plan,
+    PlannedHost,
+    PlannedJob,
+)
+from gpulayer.placement.queue import Queue
+from gpulayer.remote.states import EXITED, FINAL
+from gpulayer.spec.jobs import JobSet, JobSpec, run_id, shape_of
+from gpulayer.spec.support import Accelerator
+
+DOUBTFUL: Final = frozenset({"degraded", "unknown"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What becomes of a job, before it has a place. `seen` is the run that decided."""
+
+    shape: str
+    match: Match
+    action: Action
+    attempt: int
+    seen: KnownRun | None
+
+
+def make_plan(
+    jobs: JobSet,
+    views: Sequence[HostView],
+    *,
+    keys: Mapping[str, str],
+    trees: Mapping[str, str | None],
+    documents: Sequence[tuple[str, str]],
+    now: str,
+    retry_failed: bool = False,
+    applicable: bool = True,
+) -> Plan:
+    """Decide for every job what becomes of it, and where those that can start now start.
+
+    `keys` and `trees` are by job name; `documents` are (path, sha256) pairs; `now` is the time as RFC 3339. `views`
+    hold all hosts of the inventory, with the runs of this project that each is known to have, those of hosts that do
+    not answer included: a run whose end is not known is followed, never started again.
+    """
+    matcher = Matcher(views)
+    decisions = _decide(jobs, keys, _runs_by_job(views), matcher, retry_failed=retry_failed)
+    packing = Packing(views, matcher=matcher)
+    queue = Queue(packing)
+    places: dict[str, tuple[Accelerator, Placement]] = {}
+    facts = {view.host.name: view.facts for view in views if view.facts is not None}
+    for position, (name, decision) in enumerate(decisions.items()):
+        job = jobs.jobs[name]
+        if decision.action is Action.FOLLOW and decision.seen is not None:
+            places[name] = _where_it_runs(job, decision.seen, facts.get(decision.seen.host))
+            packing.adopt(job, *places[name])
+        elif decision.action in {Action.RUN, Action.RETRY}:
+            queue.add(job, position)
+    places |= {start.job.name: (start.accelerator, start.placement) for start in queue.ready()}
+    waiting = {name: position for position, name in enumerate((name for name in decisions if name in queue), 1)}
+    lines = tuple(
+        _line(jobs.jobs[name], keys[name], trees[name], decision, place=places.get(name), position=waiting.get(name))
+        for name, decision in decisions.items()
+    )
+    return Plan(
+        created_at=now,
+        project=jobs.project,
+        documents=tuple(documents),
+        hosts=_hosts(views, lines),
+        jobs=lines,
+        shapes={decision.shape: decision.match.verdict for decision in decisions.values()},
+        applicable=applicable,
+    )
+
+
+def _decide(
+    jobs: JobSet,
+    keys: Mapping[str, str],
+    runs: Mapping[str, list[KnownRun]],
+    matcher: Matcher,
+    *,
+    retry_failed: bool,
+) -> dict[str, _Decision]:
+    """Compare every job with the known runs, and see whether it fits anywhere at all; in the document's order."""
+    shapes: dict[Hashable, tuple[str, Match]] = {}
+    decisions = {}
+    for job in jobs.jobs.values():
+        key = shape_key(job)
+        if key not in shapes:
+            shapes[key] = (shape_of(job), matcher.match(job, key))
+        shape, match = shapes[key]
+        same = [run for run in runs.get(job.name, ()) if run.key == keys[job.name]]
+        action, seen = _compare(same, retry_failed=retry_failed)
+        if action in {Action.RUN, Action.RETRY} and not match.options:
+            action = Action.REFUSE
+        attempt = max((run.attempt for run in same), default=0) + 1
+        decisions[job.name] = _Decision(shape, match, action, attempt, seen)
+    return decisions
+
+
+def _compare(same: Iterable[KnownRun], *, retry_failed: bool) -> tuple[Action, KnownRun | None]:
+    """Return what a job's runs with its present key ask for, and the run that says so.
+
+    What still runs, or may still run, is followed; what once exited 0 is up to date; the latest end decides otherwise.
+    """
+    runs = sorted(same, key=lambda run: run.attempt, reverse=True)
+    for run in runs:
+        if run.status not in FINAL:
+            return Action.FOLLOW, run
+    for run in runs:
+        if run.status == EXITED and run.code == 0:
+            return Action.UP_TO_DATE, run
+    if not runs:
+        return Action.RUN, None
+    return (Action.RETRY if retry_failed else Action.FAILED), runs[0]
+
+
+def _runs_by_job(views: Sequence[HostView]) -> dict[str, list[KnownRun]]:
+    """Return the known runs by job, each on the host that tells of it; what two names of a machine tell counts once."""
+    seen = {run.run: replace(run, host=view.host.name) for view in views for run in view.runs}
+    by_job: dict[str, list[KnownRun]] = {}
+    for run in seen.values():
+        by_job.setdefault(run.job, []).append(run)
+    return by_job
+
+
+def _where_it_runs(job: JobSpec, run: KnownRun, facts: HostFacts | None) -> tuple[Accelerator, Placement]:
+    """Return the place of a run that goes on; without its host's facts the devices' accelerator is the job's first."""
+    kinds = {device.id: device.accelerator for device in facts.devices} if facts else {}
+    gpu = next((accelerator for accelerator in job.accelerators if accelerator is not Accelerator.CPU), None)
+    if not run.devices or gpu is None:
+        accelerator = Accelerator.CPU
+    else:
+        accelerator = Accelerator(kinds.get(run.devices[0], gpu.value))
+    return accelerator, Placement(host=run.host, devices=run.devices)
+
+
+def _line(
+    job: JobSpec,
+    key: str,
+    tree: str | None,
+    decision: _Decision,
+    *,
+    place: tuple[Accelerator, Placement] | None,
+    position: int | None,
+) -> PlannedJob:
+    action, run, attempt = decision.action, None, None
+    accelerator, placement = place or (None, None)
+    if action in {Action.RUN, Action.RETRY}:
+        run, attempt = run_id(job.name, key, decision.attempt), decision.attempt
+        if place is None:
+            action = Action.QUEUE
+            accelerator = next(word for word in job.accelerators if word in decision.match.under)
+    elif decision.seen is not None and action is not Action.REFUSE:
+        run, attempt = decision.seen.run, decision.seen.attempt
+    return PlannedJob(
+        job=job.name,
+        key=key,
+        shape=decision.shape,
+        action=action,
+        accelerator=accelerator,
+        placement=placement,
+        position=position,
+        run=run,
+        attempt=attempt,
+        tree=tree,
+    )
+
+
+def _hosts(views: Sequence[HostView], lines: Sequence[PlannedJob]) -> tuple[PlannedHost, ...]:
+    """Return the hosts as the plan sees them, with the fingerprints of those on which something is started."""
+    used: dict[str, set[str]] = {}
+    for line in lines:
+        if line.placement is not None and line.action is not Action.FOLLOW:
+            used.setdefault(line.placement.host, set()).update(line.placement.devices)
+    return tuple(
+        PlannedHost(
+            name=view.host.name,
+            reached=view.reached,
+            fingerprint=fingerprint(view.facts, sorted(used[view.host.name]))
+            if view.facts and view.host.name in used
+            else None,
+            probed_at=view.facts.probed_at if view.facts else None,
+            doubts=tuple(
+                Doubt(device=device.id, health=device.health)
+                for device in (view.facts.devices if view.facts else ())
+                if device.accelerator != Accelerator.CPU.value and device.health in DOUBTFUL
+            ),
+        )
+        for view in views
+    )
