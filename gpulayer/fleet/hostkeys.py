@@ -1,0 +1,140 @@
+"""Which host keys are trusted: known_hosts files, pins, and the one careful way to accept a key that is new.
+
+Never trusts silently: a key that is unknown, changed or revoked is refused, each with its own words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asyncssh import SSHKey
+from asyncssh.known_hosts import SSHKnownHosts
+
+from gpulayer.errors import HostError, Stage
+
+DEFAULT_PORT = 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """What is known of one server. `name` and `port` are those under which its keys are kept.
+
+    `pin` is a fingerprint that suffices by itself; with it the known keys do not count, revoked ones do.
+    """
+
+    name: str
+    port: int
+    keys: Sequence[SSHKey] = ()
+    authorities: Sequence[SSHKey] = ()
+    revoked: Sequence[SSHKey] = ()
+    pin: str | None = None
+
+    @property
+    def pattern(self) -> str:
+        """The name as known_hosts files write it."""
+        return self.name if self.port == DEFAULT_PORT else f"[{self.name}]:{self.port}"
+
+
+@dataclass(slots=True)
+class HostKeys:
+    """The known_hosts files, read once. A new key is written to the first of them."""
+
+    paths: Sequence[Path]
+    accept_new: Callable[[str, str], None] | None = None
+    _known: SSHKnownHosts | None = field(default=None, init=False)
+
+    def trust(self, host: str, name: str, port: int, pin: str | None) -> Trust:
+        """Return what is known of the server `name`. Raises HostError where a file cannot be read as known_hosts."""
+        if self._known is None:
+            self._known = self._read(host)
+        name = name.lower()
+        known = self._known.match(name, "", None if port == DEFAULT_PORT else port)
+        # A key revoked under the bare name is revoked on every port, also where the port has entries of its own.
+        bare = self._known.match(name, "", None)
+        revoked = [*known[2], *bare[2]]
+        if pin is not None:
+            return Trust(name=name, port=port, revoked=revoked, pin=pin)
+        return Trust(name=name, port=port, keys=known[0], authorities=known[1], revoked=revoked)
+
+    def _read(self, host: str) -> SSHKnownHosts:
+        known = SSHKnownHosts()
+        for path in self.paths:
+            try:
+                lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise HostError(host, Stage.HOST_KEY, f"cannot read {path} ({error.strerror})") from error
+            for number, line in enumerate(lines, 1):
+                try:
+                    known.load(line)
+                except ValueError as error:
+                    raise HostError(
+                        host,
+                        Stage.HOST_KEY,
+                        f"{path}:{number}: this is no entry of known_hosts",
+                        fix="repair or remove the line; a damaged file might hide a revoked key",
+                    ) from error
+        return known
+
+    def remember(self, host: str, trust: Trust, key: SSHKey) -> None:
+        """Write a key that was accepted and proven to the first file. Raises HostError where that fails."""
+        path = self.paths[0]
+        line = f"{trust.pattern} {key.export_public_key('openssh').decode().split(' ', 2)[0]} {_blob(key)}\n"
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "r+b") as file:  # noqa: PTH123  # opened by descriptor
+                old = file.read()
+                if line.encode() not in old:
+                    file.write((b"\n" if old and not old.endswith(b"\n") else b"") + line.encode())
+        except OSError as error:
+            raise HostError(host, Stage.HOST_KEY, f"cannot write the new key to {path} ({error.strerror})") from error
+        if self._known is not None:
+            self._known.load(line)
+
+
+def _blob(key: SSHKey) -> str:
+    return key.export_public_key("openssh").decode().split()[1]
+
+
+def unknown_key(host: str, trust: Trust, key: SSHKey) -> HostError:
+    """Return the error for a server of which no key is known."""
+    return HostError(
+        host,
+        Stage.HOST_KEY,
+        f"the key of {trust.pattern} is unknown: {key.get_algorithm()} {key.get_fingerprint()}",
+        fix="compare the fingerprint with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there), then"
+        f" repeat with --accept-new-host-key, or pin it in the inventory: host_key: {key.get_fingerprint()}",
+    )
+
+
+def changed_key(host: str, trust: Trust, key: SSHKey) -> HostError:
+    """Return the error for a server that shows another key than the one that is known or pinned."""
+    known = trust.pin or ", ".join(f"{one.get_algorithm()} {one.get_fingerprint()}" for one in trust.keys)
+    return HostError(
+        host,
+        Stage.HOST_KEY,
+        f"the key of {trust.pattern} has CHANGED: it shows {key.get_algorithm()} {key.get_fingerprint()},"
+        f" {'pinned' if trust.pin else 'known'} is {known}",
+        fix="somebody may stand between you and the host; where the host was really set up anew, "
+        + (
+            "change host_key in the inventory"
+            if trust.pin
+            else f"remove the old key: ssh-keygen -R '{trust.pattern}', and repeat with --accept-new-host-key"
+        ),
+    )
+
+
+def revoked_key(host: str, trust: Trust, key: SSHKey | None) -> HostError:
+    """Return the error for a key that known_hosts marks as revoked."""
+    shown = f" ({key.get_algorithm()} {key.get_fingerprint()})" if key else ""
+    return HostError(
+        host,
+        Stage.HOST_KEY,
+        f"the key of {trust.pattern} is REVOKED{shown}",
+        fix="known_hosts marks this key as stolen or retired: give the host a new key; never remove the @revoked line",
+    )

@@ -1,0 +1,115 @@
+"""A child process of ours as a channel: the agent on this machine, or the system's ssh that leads to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from gpulayer.errors import HostError, Stage
+from gpulayer.fleet.shipment import REMOTE_COMMAND
+from gpulayer.fleet.transport import Channel, Receiver
+
+# What a login gives to a session. The rest of the controller's environment stays with the controller, so that a job
+# runs alike on this machine and on another, and no secret goes along unasked.
+LOGIN_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "TZ")
+
+
+def login_environment(*more: str) -> dict[str, str]:
+    """Return the variables of our environment that a login has, and those named besides."""
+    return {name: os.environ[name] for name in (*LOGIN_ENVIRONMENT, *more) if name in os.environ}
+
+
+async def start_process(words: Sequence[str], environment: Mapping[str, str], receiver: Receiver) -> Channel:
+    """Start a program whose standard streams are the channel. Raises OSError where it cannot be executed."""
+    loop = asyncio.get_running_loop()
+    _, protocol = await loop.subprocess_exec(
+        lambda: _ProcessChannel(receiver),
+        *words,
+        env=dict(environment),
+        start_new_session=True,  # a Ctrl-C at the controller is for the controller
+    )
+    return protocol
+
+
+class _ProcessChannel(asyncio.SubprocessProtocol):
+    """Joins the child's pipes to the receiver. Ends when the child has ended and its pipes are read to the end."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 1:
+            self._receiver.data_received(data)
+        else:
+            self._receiver.stderr_received(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        del exc
+        if fd == 0:
+            self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._writable.set()
+        status = self._transport.get_returncode() if self._transport else None
+        self._receiver.closed(exc, status)
+
+    def write(self, data: bytes) -> None:
+        if (pipe := self._stdin()) is not None:
+            pipe.write(data)
+
+    async def drain(self) -> None:
+        await self._writable.wait()
+
+    def close(self) -> None:
+        """End the child's input, and end the child where that is not enough."""
+        if self._transport is None or self._transport.get_returncode() is not None:
+            return
+        if (pipe := self._stdin()) is not None:
+            pipe.close()
+        asyncio.get_running_loop().call_later(_PATIENCE, self._end)
+
+    def _end(self) -> None:
+        if self._transport is not None and self._transport.get_returncode() is None:
+            self._transport.kill()
+
+    def _stdin(self) -> asyncio.WriteTransport | None:
+        pipe = self._transport and self._transport.get_pipe_transport(0)
+        return cast("asyncio.WriteTransport", pipe) if pipe and not pipe.is_closing() else None
+
+
+_PATIENCE = 5.0
+
+
+class LocalTransport:
+    """This machine itself: /bin/sh runs the same command that sshd would run."""
+
+    def __init__(self, host: str) -> None:
+        """`host` is the name in messages."""
+        self._host = host
+
+    async def start(self, receiver: Receiver) -> Channel:
+        """Start the shell. Raises HostError at stage `shell` where there is none."""
+        environment = login_environment("LANG", "LC_ALL", "LC_CTYPE", "XDG_STATE_HOME")
+        try:
+            return await start_process(["/bin/sh", "-c", REMOTE_COMMAND], environment, receiver)
+        except OSError as error:
+            raise HostError(self._host, Stage.SHELL, f"cannot start /bin/sh ({error.strerror})") from error
+
+    def explain(self, status: int | None, stderr: bytes) -> HostError | None:
+        """Return None: nothing stands between the shell and us."""
+        del status, stderr
+        return None

@@ -1,0 +1,188 @@
+"""The two ends that asyncssh is held by: what it gets its bytes from, and what it gives the agent's streams to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import asyncssh
+
+from gpulayer.errors import HostError, Stage
+from gpulayer.fleet.hostkeys import Trust
+from gpulayer.fleet.sshconfig import Target
+from gpulayer.fleet.transport import Receiver
+
+_QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
+_GREETING = 255
+
+
+class Client(asyncssh.SSHClient):
+    """Decides about host keys that known_hosts does not settle, and keeps what a server says before the login."""
+
+    def __init__(self, trust: Trust, *, accept: bool) -> None:
+        """Hold what is trusted; `accept` takes a key where none is known yet."""
+        self._trust = trust
+        self._accept = accept
+        self.shown: asyncssh.SSHKey | None = None
+        self.accepted: asyncssh.SSHKey | None = None
+        self.banner = ""
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        """Say whether a key that is neither known nor revoked is the pinned one, or a new one that may be taken."""
+        del host, addr, port
+        self.shown = key
+        if self._trust.pin is not None:
+            return bool(key.get_fingerprint() == self._trust.pin)
+        if self._accept and not self._trust.keys:
+            self.accepted = key
+            return True
+        return False
+
+    def auth_banner_received(self, msg: str, lang: str) -> None:
+        """Keep what the server says to those who log in."""
+        del lang
+        self.banner = (self.banner + msg)[:2000]
+
+
+class Dial:
+    """Makes the TCP connection for asyncssh, in the place of a tunnel: so its failures have a stage of their own."""
+
+    def __init__(self, target: Target, patience: float) -> None:
+        """Allow `patience` seconds for the connection."""
+        self._target = target
+        self._patience = patience
+        self.wire: _Wire | None = None
+
+    @property
+    def greeting(self) -> bytes:
+        """The first bytes that the server sent."""
+        return self.wire.greeting if self.wire else b""
+
+    async def create_connection(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        """Connect and return the transport and asyncssh's own side of it."""
+        name = self._target.host
+        loop = asyncio.get_running_loop()
+        wire = self.wire = _Wire(factory())
+        try:
+            async with asyncio.timeout(self._patience):
+                transport, _ = await loop.create_connection(lambda: wire, host, port, happy_eyeballs_delay=0.25)
+        except socket.gaierror as error:
+            raise HostError(
+                name,
+                Stage.RESOLVE,
+                f"the name {host} is not known ({error.strerror})",
+                fix="correct `address`, or add the name to DNS, /etc/hosts or ~/.ssh/config",
+            ) from error
+        except TimeoutError as error:
+            raise HostError(
+                name,
+                Stage.CONNECT,
+                f"{host} port {port} does not answer within {self._patience:.0f} s",
+                fix="is the machine on, awake and in reach (VPN, firewall)?",
+            ) from error
+        except OSError as error:
+            raise HostError(
+                name,
+                Stage.CONNECT,
+                f"cannot connect to {host} port {port} ({error.strerror or error})",
+                fix="is its SSH server running (macOS: Sharing, Remote Login), and is `port` right?",
+            ) from error
+        return transport, wire.inner
+
+
+class _Wire(asyncio.Protocol):
+    """Stands between the socket and asyncssh, and passes everything on.
+
+    sshd leaves Nagle's algorithm on until a session has started, so its next small packet waits for our
+    acknowledgement, which Linux delays by 40 ms: asking for quick ones, which must be done again each time, saves that.
+    """
+
+    def __init__(self, inner: asyncio.Protocol) -> None:
+        self.inner = inner
+        self.greeting = b""
+        self._socket: socket.socket | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if _QUICKACK is not None:
+            self._socket = transport.get_extra_info("socket")
+        self.inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._socket is not None and _QUICKACK is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        if len(self.greeting) < _GREETING:
+            self.greeting = (self.greeting + data)[:_GREETING]
+        self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._socket = None
+        self.inner.connection_lost(exc)
+
+
+class SshChannel(asyncssh.SSHClientSession[bytes]):
+    """Joins an asyncssh channel to the receiver."""
+
+    def __init__(self, connection: asyncssh.SSHClientConnection, receiver: Receiver) -> None:
+        """Close `connection` when the channel ends: there is one channel a connection."""
+        self._connection = connection
+        self._receiver = receiver
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._status: int | None = None
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        """Keep the channel."""
+        self._channel = chan
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        """Hand bytes on; `datatype` tells standard error apart."""
+        if datatype is None:
+            self._receiver.data_received(data)
+        else:
+            self._receiver.stderr_received(data)
+
+    def exit_status_received(self, status: int) -> None:
+        """Keep the status; it is diagnosis, never evidence of success."""
+        self._status = status
+
+    def pause_writing(self) -> None:
+        """Let writers wait."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let writers go on."""
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the receiver that nothing more comes."""
+        self._channel = None
+        self._writable.set()
+        self._connection.close()
+        self._receiver.closed(exc, self._status)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the agent."""
+        if self._channel is not None and not self._channel.is_closing():
+            self._channel.write(data)
+
+    async def drain(self) -> None:
+        """Wait until more may be written."""
+        await self._writable.wait()
+
+    def close(self) -> None:
+        """End the agent's input and the channel."""
+        if self._channel is not None:
+            self._channel.close()
