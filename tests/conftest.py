@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gpulayer.fleet.transport import ConnectOptions
 from tests.sshd import Farm, SshdHost, new_farm
 
 
@@ -26,3 +27,11 @@ def sshd_host(farm: Farm) -> Callable[..., SshdHost]:
 def plain_host(farm: Farm) -> SshdHost:
     """One host with bash and nothing special, shared by all tests that leave no trace on it."""
     return farm.host("plain")
+
+
+@pytest.fixture(scope="session")
+def connect_options(farm: Farm) -> ConnectOptions:
+    """How the tests connect: only the farm's keys are trusted, and nobody's own ssh configuration is read."""
+    return ConnectOptions(
+        known_hosts=(farm.known_hosts,), ssh_config=farm.root / "no-config", agent_socket=None, local_python=None
+    )

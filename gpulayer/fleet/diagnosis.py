@@ -42,7 +42,7 @@ def no_agent(host: str, seen: Evidence, how: str) -> HostError:
     if (
         seen.status == _DAMAGED_PAYLOAD
         or FIRST_LINE.strip() in seen.output
-        or (b"ValueError" in seen.stderr and b"readline" in seen.stderr)
+        or (b"ValueError" in seen.stderr and b"<shipped" not in seen.stderr)  # the loader's, not the agent's
     ):
         return HostError(
             host,

@@ -52,7 +52,7 @@ class _NewKeys:
         self._accept_new = accept_new
         self._said = b""
         self.data_received = receiver.data_received
-        self.closed = receiver.closed
+        self.ended = receiver.ended
         self._pass_on = receiver.stderr_received
 
     def stderr_received(self, data: bytes) -> None:

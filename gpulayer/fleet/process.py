@@ -64,8 +64,11 @@ class _ProcessChannel(asyncio.SubprocessProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._writable.set()
-        status = self._transport.get_returncode() if self._transport else None
-        self._receiver.closed(exc, status)
+        status = None
+        if self._transport is not None:
+            status = self._transport.get_returncode()
+            self._transport.close()
+        self._receiver.ended(exc, status)
 
     def write(self, data: bytes) -> None:
         if (pipe := self._stdin()) is not None:
@@ -75,23 +78,16 @@ class _ProcessChannel(asyncio.SubprocessProtocol):
         await self._writable.wait()
 
     def close(self) -> None:
-        """End the child's input, and end the child where that is not enough."""
-        if self._transport is None or self._transport.get_returncode() is not None:
-            return
         if (pipe := self._stdin()) is not None:
             pipe.close()
-        asyncio.get_running_loop().call_later(_PATIENCE, self._end)
 
-    def _end(self) -> None:
+    def abort(self) -> None:
         if self._transport is not None and self._transport.get_returncode() is None:
             self._transport.kill()
 
     def _stdin(self) -> asyncio.WriteTransport | None:
         pipe = self._transport and self._transport.get_pipe_transport(0)
         return cast("asyncio.WriteTransport", pipe) if pipe and not pipe.is_closing() else None
-
-
-_PATIENCE = 5.0
 
 
 class LocalTransport:

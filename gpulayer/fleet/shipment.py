@@ -23,14 +23,14 @@ _LOADER = (
     "import sys;sys.version_info<(3,9) and sys.exit(98);"
     "import hashlib,io,zlib;"
     "f=io.BufferedReader(io.FileIO(0,closefd=False),1);"
-    "n,d,k=f.readline(99).split();b=f.read(int(n));"
+    "n,d,k=f.readline(199).split();b=f.read(int(n));"
     "hashlib.sha256(b).hexdigest()==d.decode() or sys.exit(99);"
     "exec(zlib.decompress(b),dict(nonce=k.decode()))"
 )
 
-# Each candidate is tried until one is new enough. 98 comes from the loader, 2 from interpreters that do not know -I, 126
-# and 127 from what cannot be executed (a version manager's shim without a version): none of them has read any input.
-# On macOS /usr/bin/python3 opens an installer's window unless the command line tools are there, so those come first.
+# Each candidate is tried until one is new enough. 98 comes from the loader, 2 from interpreters that do not know -I,
+# 126 and 127 from what cannot be executed (a version manager's shim without a version): none has read any input. On
+# macOS /usr/bin/python3 opens an installer's window unless the command line tools are there, so that is asked first.
 _SCRIPT = (
     "read -r g; read -r q; o=; s=; "
     'case $q in "~/"*) q=$HOME/${q#??};; esac; '

@@ -142,6 +142,7 @@ class SshChannel(asyncssh.SSHClientSession[bytes]):
         self._writable = asyncio.Event()
         self._writable.set()
         self._status: int | None = None
+        self._closing: asyncio.Future[None] | None = None
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         """Keep the channel."""
@@ -167,11 +168,12 @@ class SshChannel(asyncssh.SSHClientSession[bytes]):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the receiver that nothing more comes."""
+        """Close the connection too, and tell the receiver then that nothing more comes."""
         self._channel = None
         self._writable.set()
         self._connection.close()
-        self._receiver.closed(exc, self._status)
+        self._closing = asyncio.ensure_future(self._connection.wait_closed())
+        self._closing.add_done_callback(lambda _: self._receiver.ended(exc, self._status))
 
     def write(self, data: bytes) -> None:
         """Send bytes to the agent."""
@@ -183,6 +185,10 @@ class SshChannel(asyncssh.SSHClientSession[bytes]):
         await self._writable.wait()
 
     def close(self) -> None:
-        """End the agent's input and the channel."""
-        if self._channel is not None:
-            self._channel.close()
+        """End the agent's input."""
+        if self._channel is not None and not self._channel.is_closing():
+            self._channel.write_eof()
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        self._connection.abort()

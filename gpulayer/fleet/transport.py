@@ -24,7 +24,7 @@ class Receiver(Protocol):
     def stderr_received(self, data: bytes) -> None:
         """Take bytes that the shell or the agent wrote as diagnostics."""
 
-    def closed(self, error: Exception | None, status: int | None) -> None:
+    def ended(self, error: Exception | None, status: int | None) -> None:
         """Learn, once, that nothing more will come. `status` is the command's exit status where one was told."""
 
 
@@ -38,7 +38,10 @@ class Channel(Protocol):
         """Wait until little enough is kept that more may be written (back-pressure). Returns at once when closed."""
 
     def close(self) -> None:
-        """End the agent's input and the connection. The receiver's `closed` follows."""
+        """End the agent's input, at which it ends; the receiver's `ended` follows once it has."""
+
+    def abort(self) -> None:
+        """Drop the connection at once, without a word to the other side. The receiver's `ended` follows."""
 
 
 class Transport(Protocol):
