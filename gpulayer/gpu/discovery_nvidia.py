@@ -25,7 +25,8 @@ _UNIFIED_NAMES = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra|Jetson|nvgpu)\b", r
 _FOLDERS = ("/usr/bin", "/usr/lib/wsl/lib", "/usr/local/nvidia/bin", "/usr/local/cuda/bin")
 
 _FIELDS = ("index", "uuid", "pci.bus_id", "memory.total", "memory.free", "driver_version")
-_NEWER_FIELDS = ("compute_cap", "mig.mode.current", "addressing_mode")
+_NEWER_FIELDS = ("compute_cap", "mig.mode.current")
+_NEWEST_FIELDS = ("addressing_mode",)
 
 _NO_PERMISSION, _NOT_LOADED, _LIBRARY_NOT_FOUND, _LOST, _RESET, _MISMATCH = 4, 9, 12, 15, 16, 18
 
@@ -179,7 +180,7 @@ def _ask_nvidia_smi(system: System, notes: Notes) -> _Found:
     if tool is None:
         notes.add("nvidia_smi_not_found", "nvidia", "No NVIDIA driver was found.")
         return _Found("nvidia-smi", (), None)
-    for fields in (_FIELDS + _NEWER_FIELDS, _FIELDS):
+    for fields in (_FIELDS + _NEWER_FIELDS + _NEWEST_FIELDS, _FIELDS + _NEWER_FIELDS, _FIELDS):
         # The name comes last, so that it may hold commas.
         query = ",".join((*fields, "name"))
         command = [tool, f"--query-gpu={query}", "--format=csv,noheader,nounits"]

@@ -139,18 +139,24 @@ def _read_all(process: subprocess.Popen[bytes], streams: dict[int, bytearray], d
                 kept += data[: CAPTURE_LIMIT - len(kept)]
             if ended and (not ready or time.monotonic() > deadline):
                 return truncated
-            ended = ended or process.poll() is not None
+            if not ended and process.poll() is not None:
+                ended = True
+                _signal_group(process)  # so that what it left behind writes no more
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the program's process group and reap the leader, or abandon it after a second."""
-    # macOS answers EPERM for a group of which only zombies are left.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal_group(process)
     try:
         process.wait(_KILL_WAIT_S)
     except subprocess.TimeoutExpired:
         _abandoned.append(process)
+
+
+def _signal_group(process: subprocess.Popen[bytes]) -> None:
+    # macOS answers EPERM for a group of which only zombies are left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:
