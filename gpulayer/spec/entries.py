@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from gpulayer.errors import InvalidDocumentError, Problem
 from gpulayer.spec.documents import Document
 
+_NOTHING: Mapping[str, Any] = {}
+
 
 class Fault(NamedTuple):
     """Something that the schema cannot see: at the value of `pointer` below an entry, or with `key` at its key."""
@@ -19,12 +21,16 @@ class Fault(NamedTuple):
 
 def merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return `own` over `defaults`: mappings key by key, lists as a whole. What is null (`~`) is left out."""
-    values = {**defaults, **own}
-    for key, value in own.items():
-        base = defaults.get(key)
-        if isinstance(base, dict) and isinstance(value, dict):
+    values: dict[str, Any] = {}
+    for key, value in (*defaults.items(), *own.items()):
+        if isinstance(value, dict):
+            base = values.get(key) or _NOTHING
             values[key] = merged(base, value)
-    return {key: value for key, value in values.items() if value is not None}
+        elif value is None:
+            values.pop(key, None)
+        else:
+            values[key] = value
+    return values
 
 
 def located(document: Document, entries: str, name: str, faults: Iterable[Fault]) -> list[Problem]:
@@ -50,5 +56,5 @@ def _is_written(value: Any, pointer: Sequence[str | int]) -> bool:  # noqa: ANN4
 
 
 def refuse(problems: Iterable[Problem]) -> InvalidDocumentError:
-    """Return the error that carries all problems, in the order of the file."""
-    return InvalidDocumentError(sorted(problems, key=lambda problem: (problem.line, problem.column)))
+    """Return the error that carries all problems, each once (a default has them for many), in the order of the file."""
+    return InvalidDocumentError(sorted(set(problems), key=lambda problem: (problem.line, problem.column)))

@@ -75,10 +75,10 @@ def local_inventory() -> Inventory:
 
 def load_inventory(path: Path) -> Inventory:
     """Return the inventory in the file at `path`. Raises InvalidDocumentError with all of its problems."""
-    return parse_inventory(load(path), path)
+    return parse_inventory(load(path))
 
 
-def parse_inventory(document: Document, path: Path | None = None) -> Inventory:
+def parse_inventory(document: Document) -> Inventory:
     """Return the inventory that `document` declares, defaults merged. Raises InvalidDocumentError.
 
     A default reaches every host that says nothing else; `~` takes it away.
@@ -91,7 +91,7 @@ def parse_inventory(document: Document, path: Path | None = None) -> Inventory:
         problems += located(document, "hosts", name, (*_faults(host, written[name]), *_jump_faults(host, hosts)))
     if problems:
         raise refuse(problems)
-    return Inventory(hosts=hosts, path=path)
+    return Inventory(hosts=hosts, path=Path(document.path))
 
 
 def _host(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any]) -> Host:

@@ -1,15 +1,57 @@
-"""Jobs: what the user declares, as typed values."""
+"""Jobs: what the user declares, as typed values that hold by themselves."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from gpulayer.spec.support import Accelerator, Backend, Framework, MemoryKind
+from gpulayer.errors import InvalidDocumentError, Problem
+from gpulayer.spec import support
+from gpulayer.spec.documents import Document, collector_paused, field_name, load, show
+from gpulayer.spec.entries import Fault, located, merged, refuse
+from gpulayer.spec.inventory import Inventory
+from gpulayer.spec.schemas import sound, suggestion, unknown_word, validate
+from gpulayer.spec.support import Accelerator, Backend, Framework, JobKind, MemoryKind
+
+RESERVED_PREFIX: Final = "GPULAYER_"
+RESERVED: Final = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_CAPABILITY: Final = re.compile(r">= ?([0-9]+)\.([0-9]+)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_LONGEST: Final = 366 * _SECONDS["d"]
+_SLUG_LENGTH: Final = 40
+_KEY_DIGITS: Final = 12
+_GPU_DEMANDS: Final = ("gpus", "gpu_memory_gb", "gpu_memory_kind", "compute_capability")
+
+# Without these nothing can be said of the rest of a job.
+_DECISIVE: Final = ("accelerator", "command")
+
+_ADVICE: Final[Mapping[str, str]] = {
+    **support.RETIRED,
+    **{word: f"did you mean {meant!r}?" for word, meant in support.OTHER_WORDS.items()},
+}
+
+
+class InvalidJobError(InvalidDocumentError):
+    """A job that cannot be; `faults` say at which of its fields."""
+
+    def __init__(self, name: str, faults: Sequence[Fault]) -> None:
+        """`faults` is not empty."""
+        self.faults = tuple(faults)
+        super().__init__(
+            [
+                Problem(path=f"job {name!r}", line=0, column=0, field=field_name(fault.pointer), message=fault.message)
+                for fault in faults
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +115,23 @@ class IndependentJob:
     grace: float = 10.0
     retries: int = 0
 
+    def __post_init__(self) -> None:
+        """Bring all fields to one form and check them; raises InvalidJobError, as the document would."""
+        put = functools.partial(object.__setattr__, self)
+        try:
+            given = self.accelerator
+            put("accelerator", tuple(map(Accelerator, (given,) if isinstance(given, str) else given)))
+            put("framework", self.framework and Framework(self.framework))
+        except ValueError:
+            raise InvalidJobError(self.name, tuple(_unknown_words(self))) from None
+        if not isinstance(self.command, str):
+            put("command", tuple(self.command))
+        put("secrets", tuple(self.secrets))
+        put("outputs", tuple(self.outputs))
+        faults = tuple(dict.fromkeys(_faults(self)))
+        if faults:
+            raise InvalidJobError(self.name, faults)
+
     @property
     def accelerators(self) -> tuple[Accelerator, ...]:
         """The accelerators in order of preference."""
@@ -104,19 +163,286 @@ class JobSet:
         return (self.path.parent if self.path else Path()).resolve()
 
 
-def run_id(job: str, key: str, attempt: int) -> str:
-    """Return the id of one attempt, as docs/protocol.md says: `<job, at most 40>-<key, 12 digits>-a<attempt>`."""
-    return f"{job[:40]}-{key[:12]}-a{attempt}"
+def load_jobs(path: Path) -> JobSet:
+    """Return the jobs in the file at `path`. Raises InvalidDocumentError with all of its problems."""
+    return parse_jobs(load(path))
+
+
+def parse_jobs(document: Document) -> JobSet:
+    """Return the jobs that `document` declares, defaults merged. Raises InvalidDocumentError with all problems.
+
+    A default reaches every job that says nothing else, mappings key by key; `~` takes it away. `workdir` is resolved
+    against the folder of the document's path.
+    """
+    with collector_paused():
+        problems = validate(document, "jobs", advice=_ADVICE)
+        entries = sound(document, "jobs") if problems else document.value["jobs"]
+        path = Path(document.path)
+        folder = path.parent.resolve()
+        # Many jobs, few folders: each costs several calls to the system.
+        resolved = functools.cache(lambda workdir: (folder / workdir).resolve())
+        jobs: dict[str, JobSpec] = {}
+        defaults = document.value.get("defaults") or {} if entries else {}
+        for name, own in entries.items():
+            values = merged(defaults, own)
+            if problems and any(key in document.value["jobs"][name] and key not in own for key in _DECISIVE):
+                continue
+            try:
+                jobs[name] = _job(name, values, resolved)
+            except InvalidJobError as error:
+                problems += located(document, "jobs", name, error.faults)
+        if problems:
+            raise refuse(problems)
+        return JobSet(project=document.value.get("name") or _slug(folder.name), jobs=jobs, path=path)
+
+
+def _slug(folder: str) -> str:
+    """Return a folder's name as a project's: `My Sweep` is `my-sweep`."""
+    return re.sub(r"[^a-z0-9]+", "-", folder.lower())[:63].strip("-") or "jobs"
+
+
+def _job(name: str, values: dict[str, Any], resolved: Callable[[str], Path]) -> JobSpec:
+    """Return the job that `values` declare; the schema holds for them, only `command` may be missing."""
+    if "command" not in values:
+        raise InvalidJobError(name, [Fault((), "'command' is missing: what the job runs", key=True)])
+    if "resources" in values:
+        values["resources"] = _resources(values["resources"])
+    if "where" in values:
+        where = values["where"]
+        values["where"] = Where(
+            labels=where.get("labels", {}),
+            hosts=tuple(where.get("hosts", ())),
+            not_hosts=tuple(where.get("not_hosts", ())),
+        )
+    if "workdir" in values:
+        values["workdir"] = resolved(values["workdir"])
+    for key in ("timeout", "grace"):
+        if key in values:
+            text = values[key]
+            values[key] = float(int(text[:-1]) * _SECONDS[text[-1]])
+    if "distributed" not in values:
+        return IndependentJob(name=name, **values)
+    shape = values.pop("distributed")
+    if "backend" in shape:
+        shape["backend"] = Backend(shape["backend"])
+    return DistributedJob(name=name, distributed=Distributed(**shape), **values)
+
+
+def _resources(values: dict[str, Any]) -> ResourceRequest:
+    if "gpu_memory_kind" in values:
+        values["gpu_memory_kind"] = MemoryKind(values["gpu_memory_kind"])
+    if "compute_capability" in values:
+        found = _CAPABILITY.fullmatch(values["compute_capability"])
+        values["compute_capability"] = (int(found[1]), int(found[2])) if found else None
+    for key in ("capabilities", "dtypes"):
+        if key in values:
+            values[key] = tuple(values[key])
+    return ResourceRequest(**values)
+
+
+def check_hosts(jobs: JobSet, inventory: Inventory, document: Document) -> list[Problem]:
+    """Return a problem for each host that a job's `where` names and the inventory does not have."""
+    known = tuple(inventory.hosts)
+    near = functools.cache(lambda host: suggestion(host, known))
+    problems: dict[Problem, None] = {}
+    for name, job in jobs.jobs.items():
+        for key, hosts in (("hosts", job.where.hosts), ("not_hosts", job.where.not_hosts)):
+            faults = [
+                Fault(("where", key, nth), f"the inventory has no host {host!r}{near(host)}")
+                for nth, host in enumerate(hosts)
+                if host not in inventory.hosts
+            ]
+            problems.update(dict.fromkeys(located(document, "jobs", name, faults)))
+    return list(problems)
+
+
+def _unknown_words(job: IndependentJob) -> Iterator[Fault]:
+    """Yield what no accelerator and no framework is called."""
+    given = job.accelerator
+    for words, key, allowed in (
+        ((given,) if isinstance(given, str) else given, "accelerator", [*Accelerator]),
+        ((job.framework,) if job.framework else (), "framework", [*Framework]),
+    ):
+        for word in words:
+            if word not in allowed:
+                yield Fault((key,), unknown_word(str(word), allowed, _ADVICE))
+
+
+def _faults(job: IndependentJob) -> Iterator[Fault]:
+    """Yield all that is wrong with a job by itself. Documents have passed their schema before; the SDK's have not."""
+    if not _NAME.fullmatch(job.name):
+        message = f"{show(job.name)} is not valid: 1 to 63 of a-z, 0-9 and '-', starting with a letter or digit"
+        yield Fault(("name",), message)
+    yield from _program_faults(job)
+    yield from _environment_faults(job)
+    yield from _placement_faults(job)
+    for key, seconds, least in (("timeout", job.timeout, 1), ("grace", job.grace, 0)):
+        if seconds is not None and not least <= seconds <= _LONGEST:
+            yield Fault(
+                (key,), f"is {seconds:,.0f} seconds; at least {least} and at most {_LONGEST:,} (366 days) are possible"
+            )
+    if job.retries < 0:
+        yield Fault(("retries",), f"{job.retries} is below 0")
+
+
+def _program_faults(job: IndependentJob) -> Iterator[Fault]:
+    command = job.command
+    if not command:
+        yield Fault(("command",), "is empty: what does the job run?")
+    for nth, word in enumerate((command,) if isinstance(command, str) else command):
+        if not isinstance(word, str) or "\0" in word:
+            pointer = ("command",) if isinstance(command, str) else ("command", nth)
+            yield Fault(pointer, f"{show(word)} is not text without NUL characters: no program can be given it")
+    for key, text in (("python", job.python), ("setup", job.setup)):
+        if text is not None and (not text or "\0" in text):
+            yield Fault((key,), f"{show(text)} is empty or holds a NUL character")
+    for nth, pattern in enumerate(job.outputs):
+        parts = pattern.split("/")
+        if not pattern.strip() or pattern[0] in "/~" or ".." in parts or "." in parts or "\0" in pattern:
+            message = f"{show(pattern)} is not valid: a pattern below the working directory, like checkpoints/**"
+            yield Fault(("outputs", nth), f"{message}, without '.' and '..'")
+
+
+def _environment_faults(job: IndependentJob) -> Iterator[Fault]:
+    for name, value in job.env.items():
+        if not isinstance(value, str) or "\0" in value:
+            yield Fault(("env", name), f"{show(value)} is not text without NUL characters")
+        yield from _variable_faults(name, ("env", name), key=True)
+    for nth, name in enumerate(job.secrets):
+        yield from _variable_faults(name, ("secrets", nth), key=False)
+        if name in job.env:
+            yield Fault(("secrets", nth), f"{name} is in `env` too; keep one")
+
+
+def _variable_faults(name: str, pointer: tuple[str | int, ...], *, key: bool) -> Iterator[Fault]:
+    if not _VARIABLE.fullmatch(name):
+        yield Fault(pointer, f"{show(name)} is not valid: letters, digits and '_', not starting with a digit", key)
+    elif name in RESERVED or name.startswith(RESERVED_PREFIX):
+        yield Fault(pointer, f"{name} is reserved: it tells the job its device; take it out", key)
+
+
+def _placement_faults(job: IndependentJob) -> Iterator[Fault]:
+    """Yield what no host could ever satisfy, whatever it has."""
+    accelerators, where = job.accelerators, job.where
+    if not accelerators or len(set(accelerators)) < len(accelerators):
+        yield Fault(("accelerator",), "names no accelerator, or one twice; name each once, the best first")
+    distributed = job.distributed if isinstance(job, DistributedJob) else None
+    kind = JobKind.DISTRIBUTED if distributed else JobKind.INDEPENDENT
+    for accelerator in accelerators:
+        row = support.row(accelerator, kind, job.framework)
+        if not row.allowed:
+            yield Fault(("accelerator",) if row.why == support.DISTRIBUTED_MPS else ("framework",), row.why)
+    if distributed:
+        yield from _gang_faults(distributed, accelerators)
+    yield from _resource_faults(job.resources, accelerators)
+    if where.hosts and set(where.hosts) <= set(where.not_hosts):
+        yield Fault(("where", "not_hosts"), "excludes every host that `hosts` names; nothing is left")
+
+
+def _resource_faults(resources: ResourceRequest, accelerators: Sequence[Accelerator]) -> Iterator[Fault]:
+    if accelerators == (Accelerator.CPU,):
+        for demand in _GPU_DEMANDS:
+            if getattr(resources, demand):
+                message = "asks for a GPU, and the job's accelerator is cpu; name cuda, mps or rocm, or take this out"
+                yield Fault(("resources", demand), message)
+    elif resources.gpus == 0:
+        message = "0 GPUs and a GPU accelerator contradict each other; leave gpus out, or write `accelerator: cpu`"
+        yield Fault(("resources", "gpus"), message)
+    for key, words, known in (
+        ("capabilities", resources.capabilities, support.CAPABILITIES),
+        ("dtypes", resources.dtypes, support.DTYPES),
+    ):
+        for nth, word in enumerate(words):
+            if word not in known:
+                yield Fault(("resources", key, nth), unknown_word(word, known, _ADVICE))
+
+
+def _gang_faults(distributed: Distributed, accelerators: Sequence[Accelerator]) -> Iterator[Fault]:
+    for key, count in (("nodes", distributed.nodes), ("processes_per_node", distributed.processes_per_node)):
+        if count is not None and count < 1:
+            yield Fault(("distributed", key), f"{count} is below 1")
+    if distributed.backend:
+        places = support.BACKEND_ACCELERATORS[Backend(distributed.backend)]
+        for accelerator in accelerators:
+            if accelerator not in places and accelerator is not Accelerator.MPS:
+                message = f"{distributed.backend} does not run on {accelerator}, only on {' and '.join(places)}"
+                yield Fault(("distributed", "backend"), f"{message}; use gloo")
+
+
+# Kept out of the hash where it is as it would be by default, so that a new field changes no job's key.
+_DEFAULTS: Final = ResourceRequest()
+_DEMANDS: Final = tuple(one.name for one in fields(ResourceRequest))
+_SIZES: Final = frozenset({"gpu_memory_gb", "memory_gb", "disk_gb"})
+_encode: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def _demands(resources: ResourceRequest) -> dict[str, Any]:
+    demands: dict[str, Any] = {}
+    for name in _DEMANDS:
+        value = getattr(resources, name)
+        if value != getattr(_DEFAULTS, name):
+            demands[name] = float(value) if name in _SIZES else value  # 8 and 8.0 GiB are one demand
+    return demands
+
+
+def _gang(job: JobSpec) -> list[Any] | None:
+    if not isinstance(job, DistributedJob):
+        return None
+    return [job.distributed.nodes, job.distributed.processes_per_node, job.distributed.backend]
+
+
+def job_key(job: JobSpec, project: str, tree: str | None) -> str:
+    """Return the job's key, 64 hex digits: what it computes, not where, how long or how often.
+
+    `tree` is the sha256 of the shipped folder's manifest, None where nothing is shipped. Jobs with one key do the same
+    work, so one that has succeeded is up to date.
+    """
+    content = {
+        "project": project,
+        "job": job.name,
+        "command": job.command,
+        "env": dict(job.env),
+        "secrets": sorted(job.secrets),
+        "accelerator": job.accelerators,
+        "framework": job.framework,
+        "python": job.python,
+        "setup": job.setup,
+        "resources": _demands(job.resources),
+        "distributed": _gang(job),
+        "tree": tree,
+    }
+    return hashlib.sha256(_encode(content).encode()).hexdigest()
+
+
+def run_id(job_name: str, key: str, attempt: int) -> str:
+    """Return the id of an attempt (from 1), as docs/protocol.md says; it matches `[a-z0-9][a-z0-9-]{0,62}`."""
+    return f"{job_name[:_SLUG_LENGTH].rstrip('-')}-{key[:_KEY_DIGITS]}-a{attempt}"
 
 
 def shape_of(job: JobSpec) -> str:
-    """Return a short stable hash of what placement looks at; jobs with an equal shape fit in the same places."""
-    resources = job.resources
-    asked = {
-        "accelerator": list(job.accelerators),
-        "framework": job.framework,
-        "resources": {name: getattr(resources, name) for name in resources.__slots__},
-        "where": [sorted(job.where.labels.items()), job.where.hosts, job.where.not_hosts],
-        "distributed": repr(job.distributed) if isinstance(job, DistributedJob) else None,
-    }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    """Return 12 hex digits for what placement looks at; jobs of one shape fit on the same hosts."""
+    where = job.where
+    gang = _gang(job)
+    return _shape(
+        job.accelerators,
+        job.framework,
+        job.resources,
+        tuple(sorted(where.labels.items())),
+        tuple(sorted(where.hosts)),
+        tuple(sorted(where.not_hosts)),
+        tuple(gang) if gang else None,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape(  # noqa: PLR0917 - the parts of a shape, in the order in which they are hashed
+    accelerators: tuple[Accelerator, ...],
+    framework: Framework | None,
+    resources: ResourceRequest,
+    labels: tuple[tuple[str, str], ...],
+    hosts: tuple[str, ...],
+    not_hosts: tuple[str, ...],
+    gang: tuple[Any, ...] | None,
+) -> str:
+    content = [accelerators, framework, _demands(resources), labels, hosts, not_hosts, gang]
+    return hashlib.sha256(_encode(content).encode()).hexdigest()[:_KEY_DIGITS]

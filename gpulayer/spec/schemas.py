@@ -64,7 +64,19 @@ def schema(name: str) -> dict[str, Any]:
 def suggestion(word: str, known: Sequence[str]) -> str:
     """Return ` (did you mean 'x'?)` for the known word that is nearest to `word`, or nothing."""
     near = difflib.get_close_matches(word.lower(), known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return f" (did you mean {str(near[0])!r}?)" if near else ""
+
+
+def unknown_word(word: str, known: Sequence[str], advice: Mapping[str, str]) -> str:
+    """Say that `word` is none of `known`: what is, which is nearest, and what `advice` has for it."""
+    hint = f" ({advice[word]})" if word in advice else suggestion(word, known)
+    if len(known) > _LISTED_WORDS and hint:
+        return (
+            f"{show(word)} cannot be asked for: {advice[word]}"
+            if word in advice
+            else f"{show(word)} is not known{hint}"
+        )
+    return f"{show(word)} is not one of {', '.join(repr(str(one)) for one in known)}{hint}"
 
 
 def validate(document: Document, name: str, *, advice: Mapping[str, str] = _NO_ADVICE) -> list[Problem]:
@@ -80,30 +92,44 @@ def validate(document: Document, name: str, *, advice: Mapping[str, str] = _NO_A
 
 
 def sound(document: Document, name: str) -> dict[str, Any]:
-    """Return the entries (jobs, hosts) that hold by themselves, where the defaults do; the rest is in `validate`."""
+    """Return the entries (jobs, hosts), less what does not hold in them: `validate` has told of that already.
+
+    Entries are left out as a whole where their name, or the document's defaults, do not hold.
+    """
     value, entries = document.value, _ENTRIES[name]
     if not isinstance(value, dict) or not isinstance(value.get(entries), dict):
         return {}
-    if not _gate(name).is_valid({"version": 1, "defaults": value.get("defaults"), entries: {"one": {}}}):
+    gate = _gate(name)
+    if not gate.is_valid({"version": 1, "defaults": value.get("defaults"), entries: {"one": {}}}):
         return {}
-    bad = _bad_entries(document, name)
-    return {key: one for key, one in value[entries].items() if key not in bad}
+    bad, doubtful = _bad_entries(document, name), _doubtful(document, name)
+    found: dict[str, Any] = {}
+    for key, one in value[entries].items():
+        if key not in bad:
+            found[key] = one
+        elif isinstance(one, dict) and gate.is_valid({"version": 1, entries: {key: {}}}):
+            found[key] = {
+                part: own
+                for part, own in one.items()
+                if (entries, key, part) not in doubtful and gate.is_valid({"version": 1, entries: {key: {part: own}}})
+            }
+    return found
 
 
 def _bad_entries(document: Document, name: str) -> dict[str, Any]:
     gate, entries = _gate(name), _ENTRIES[name]
-    doubtful = _doubtful(document, name)
+    entries_in_doubt = {pointer[:2] for pointer in _doubtful(document, name)}
     many: dict[str, Any] = document.value[entries]
     return {
         key: one
         for key, one in many.items()
-        if (entries, key) in doubtful or not gate.is_valid({"version": 1, entries: {key: one}})
+        if (entries, key) in entries_in_doubt or not gate.is_valid({"version": 1, entries: {key: one}})
     }
 
 
 def _doubtful(document: Document, name: str) -> set[tuple[str | int, ...]]:
     """Return where a number like `1.0` stands for a whole number. For JSON Schema it is one, for people it is not."""
-    return {pointer[:2] for pointer in document.integral_floats if pointer and pointer[-1] in _integers(name)}
+    return {pointer[:3] for pointer in document.integral_floats if pointer and pointer[-1] in _integers(name)}
 
 
 def _problems(document: Document, name: str, advice: Mapping[str, str]) -> Iterator[Problem]:
@@ -246,12 +272,7 @@ def _enum(_: Document, error: ValidationError, advice: Mapping[str, str]) -> str
     value, words = error.instance, [word for word in error.validator_value if word is not None]
     if "x-rule" in error.schema:
         return f"{_kind(value)} is not valid: {error.schema['x-rule']}"
-    if isinstance(value, str) and value in advice:
-        return f"{show(value)}: {advice[value]}"
-    near = suggestion(value, words) if isinstance(value, str) else ""
-    if near and len(words) > _LISTED_WORDS:
-        return f"{show(value)} is not known{near}"
-    return f"{_kind(value)} is not one of {', '.join(repr(word) for word in words)}{near}"
+    return unknown_word(value, words, advice) if isinstance(value, str) else f"{_kind(value)} is not one of {words}"
 
 
 def _pattern(_: Document, error: ValidationError, __: Mapping[str, str]) -> str:
