@@ -38,13 +38,13 @@ _NO_ADVICE: Final[Mapping[str, str]] = {}
 
 
 def _folder() -> Path:
-    """Return the folder of the schemas: the checkout's own where there is one, else the installed package's.
+    """Return the folder of the schemas: inside the package where a wheel was installed, else the checkout's own.
 
-    An editable install leaves a copy in site-packages that grows old; it is never looked at.
+    An editable install leaves a copy in site-packages that grows old; it is not beside this file and never read.
     """
     package = Path(__file__).resolve().parents[1]
-    checkout = package.parent
-    return checkout / "schemas" if (checkout / "pyproject.toml").is_file() else package / "schemas"
+    packaged = package / "schemas"
+    return packaged if packaged.is_dir() else package.parent / "schemas"
 
 
 def names() -> tuple[str, ...]:
