@@ -1,0 +1,68 @@
+"""What README, the examples and the documentation show holds: documents load, links lead on, pages are listed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpulayer.spec.inventory import load_inventory
+from gpulayer.spec.jobs import load_jobs
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if ".gpulayer" not in path.parts)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
+
+
+def loads(path: Path) -> bool:
+    """Whether a document, by its kind, loads and says something."""
+    if "hosts:" in path.read_text(encoding="utf-8").splitlines():
+        return bool(load_inventory(path).hosts)
+    return bool(load_jobs(path).jobs)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_example_is_a_valid_document(path: Path) -> None:
+    assert loads(path)
+
+
+def test_the_example_inventory_shows_every_key_of_a_host() -> None:
+    path = ROOT / "inventory.example.yaml"
+    schema = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))
+    keys = set(schema["$defs"]["host"]["properties"])
+    shown = set(re.findall(r"^    (\w+):", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert shown == keys - LATER
+    assert loads(path)
+
+
+# Keys that have one allowed value today and nothing to show.
+LATER = {"jobs_per_device"}
+
+
+@pytest.mark.parametrize("block", re.findall(r"^```yaml\n(.*?)^```", README, re.DOTALL | re.MULTILINE))
+def test_the_documents_in_readme_are_valid(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "document.yaml"
+    path.write_text(block, encoding="utf-8")
+    assert loads(path)
+
+
+def test_the_first_lines_of_readme_write_valid_documents(tmp_path: Path) -> None:
+    lines = re.findall(r"^    (printf .*)$", README, re.MULTILINE)
+    subprocess.run("\n".join(lines), shell=True, cwd=tmp_path, check=True)  # noqa: S602  as a reader's shell would
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inventory.yaml", "jobs.yaml"]
+    assert all(loads(path) for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
