@@ -19,8 +19,9 @@ from gpulayer.remote.wire import WINDOW, FrameReader, ProtocolError, RequestErro
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
+
+    from gpulayer.remote.operations import Stream
 
 SILENCE = 60.0
 """Seconds without any frame after which the connection counts as dead."""
@@ -33,7 +34,7 @@ class _Stream:
 
     __slots__ = ("acknowledged", "due", "request", "sent", "source")
 
-    def __init__(self, request: int, source: Iterator[tuple[dict[str, Any], bytes] | float]) -> None:
+    def __init__(self, request: int, source: Stream) -> None:
         self.request = request
         self.source = source
         self.sent = 0

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
+import signal
 import sys
 import time
 
-from gpulayer.remote import clock, folders
-from gpulayer.remote.wire import PROTOCOL, RequestError
+from gpulayer.remote import clock, folders, processes
+from gpulayer.remote.files import Blobs
+from gpulayer.remote.follow import follow
+from gpulayer.remote.launch import check, launch
+from gpulayer.remote.leases import Leases
+from gpulayer.remote.outputs import fetch
+from gpulayer.remote.runs import Run
+from gpulayer.remote.states import FINAL
+from gpulayer.remote.supervisor import detach, settled
+from gpulayer.remote.wire import MAX_HEADER, PROTOCOL, RequestError, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from typing import Any, NoReturn, Union
 
-    Stream = Iterator[Union[tuple[dict[str, Any], bytes], float]]
+    # A frame, or for how many seconds there is none; in the end the fields of the answer.
+    Stream = Generator[Union[tuple[dict[str, Any], bytes], float], None, dict[str, Any]]
+
+_MAX_RUNS = 1000
 
 
 class Request:
@@ -66,6 +79,25 @@ class Request:
             return value
         return self._wrong(name, "a list of texts")
 
+    def sized(self, name: str) -> list[tuple[str, int]]:
+        """Return a list of pairs of a text and a size."""
+        value = self.header.get(name)
+        if isinstance(value, list):
+            with contextlib.suppress(TypeError, ValueError):
+                pairs = [(text, size) for text, size in value]
+                if all(isinstance(text, str) and isinstance(size, int) and size >= 0 for text, size in pairs):
+                    return pairs
+        return self._wrong(name, "a list of [text, size]")
+
+    def tail(self) -> dict[str, Any] | None:
+        """Return what a follower says that it has, or None."""
+        value = self.header.get("tail")
+        if value is None or (
+            isinstance(value, dict) and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
+        ):
+            return value
+        return self._wrong("tail", "an object with 'bytes' and 'sha256'")
+
     def _wrong(self, name: str, wanted: str) -> NoReturn:
         raise RequestError("request", f"{self.op}: '{name}' must be {wanted}, not {self.header.get(name)!r}"[:500])
 
@@ -85,7 +117,15 @@ class Host:
         self.nonce = nonce
         self.umask = umask
         self.folder = folders.state_folder(request.text_or_none("state_dir"))
+        self.blobs = Blobs(self.folder)
         self.lease_folder = folders.lease_folder(request.text_or_none("lease_dir"))
+
+    def run_ids(self) -> list[str]:
+        """Return the names of all runs that were ever claimed here."""
+        try:
+            return os.listdir(os.path.join(self.folder, "runs"))
+        except FileNotFoundError:
+            return []
 
     def introduce(self) -> dict[str, Any]:
         """Return the answer to `hello`."""
@@ -123,4 +163,112 @@ class Task:
             os.waitpid(self.pid, 0)
 
 
-OPERATIONS: dict[str, Callable[[Host, Request], dict[str, Any] | Task | Stream]] = {}
+def survey(host: Host, request: Request) -> dict[str, Any]:
+    """Say who holds what, and which runs of a project are known: the ids after `after`, as many as fit."""
+    project, after = request.text("project"), request.text_or_none("after") or ""
+    devices, slots = Leases(host.lease_folder).holders()
+    found: list[dict[str, Any]] = []
+    more = False
+    size = 0
+    for name in sorted(host.run_ids()):
+        if name <= after:
+            continue
+        state = settled(Run(host.folder, name))
+        if state is None or state["project"] != project:
+            continue
+        size += len(json.dumps(state))
+        if len(found) == _MAX_RUNS or size > MAX_HEADER // 2:
+            more = True
+            break
+        found.append(state)
+    return {"holders": devices, "slots_held": slots, "runs": found, "more": more}
+
+
+def have(host: Host, request: Request) -> dict[str, Any]:
+    """Say which blobs are missing."""
+    return {"missing": host.blobs.missing(request.texts("blobs"))}
+
+
+def put(host: Host, request: Request) -> dict[str, Any]:
+    """Store blobs."""
+    return {"stored": host.blobs.put(request.sized("blobs"), request.payload)}
+
+
+def put_part(host: Host, request: Request) -> dict[str, Any]:
+    """Store a part of a big blob."""
+    size, offset = request.integer("size"), request.integer("offset")
+    return {"stored": host.blobs.put_part(request.text("blob"), size, offset, request.payload)}
+
+
+def start(host: Host, request: Request) -> Task:
+    """Launch a run in a process of its own, which becomes its supervisor."""
+    spec = request.header.get("spec")
+    if not isinstance(spec, dict):
+        raise RequestError("request", "launch: 'spec' must be an object")
+    try:
+        secrets = check(spec, json.loads(request.payload or b"{}"))
+    except ValueError:
+        raise RequestError("request", "launch: the payload is no JSON") from None
+    run = Run(host.folder, spec["run"])
+    os.makedirs(run.folder, mode=0o700, exist_ok=True)
+    pipe, end = os.pipe()
+
+    def answer(header: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError), open(end, "wb") as file:  # the agent may be gone: the run goes on
+            file.write(encode(host.nonce, {"id": request.id, **header}))
+
+    detach(
+        lambda: launch(
+            spec, secrets, state_folder=host.folder, lease_folder=host.lease_folder, umask=host.umask, answer=answer
+        ),
+        {end},
+        run.diary,
+    )
+    os.close(end)
+    return Task(request, 0, pipe, bound=False)
+
+
+def status(host: Host, request: Request) -> dict[str, Any]:
+    """Return the states of runs."""
+    return {"states": {run: settled(Run(host.folder, run)) for run in request.texts("runs")}}
+
+
+def follow_run(host: Host, request: Request) -> Stream:
+    """Stream a run's log and states."""
+    return follow(Run(host.folder, request.text("run")), request.integer("offset"), request.tail())
+
+
+def cancel(host: Host, request: Request) -> dict[str, Any]:
+    """Leave the marker of a cancel and wake the supervisor up; the end is seen by `follow` or `status`."""
+    run = Run(host.folder, request.text("run"))
+    grace, by = request.number_or_none("grace"), request.text("by")
+    state = settled(run)
+    if state is None:
+        raise RequestError("unknown_run", f"this host knows no run {run.id}")
+    if state["status"] not in FINAL:
+        run.request_cancel(grace, by)
+        supervisor = run.last_known()["supervisor"]
+        if supervisor is not None:
+            processes.send(supervisor[0], supervisor[1], signal.SIGUSR1)
+    return {"state": state}
+
+
+def fetch_outputs(host: Host, request: Request) -> Stream:
+    """Stream the files of a run that match."""
+    run = Run(host.folder, request.text("run"))
+    if not run.exists():
+        raise RequestError("unknown_run", f"this host knows no run {run.id}")
+    return fetch(run.work, request.texts("patterns"))
+
+
+OPERATIONS: dict[str, Callable[[Host, Request], dict[str, Any] | Task | Stream]] = {
+    "survey": survey,
+    "have": have,
+    "put": put,
+    "put_part": put_part,
+    "launch": start,
+    "status": status,
+    "follow": follow_run,
+    "cancel": cancel,
+    "fetch": fetch_outputs,
+}

@@ -69,23 +69,29 @@ def below(roots: Iterable[int], table: dict[int, Process]) -> set[int]:
     return {pid for pid in found if pid in table and pid != os.getpid()}
 
 
-def holders(path: str) -> set[int]:
-    """Return the processes that have `path` open, as far as this user may see."""
+def writers(path: str) -> set[int]:
+    """Return the processes that have `path` open for writing, as far as this user may see."""
     if sys.platform == "darwin":
-        answer = subprocess.run(["/usr/sbin/lsof", "-t", "--", path], stdout=subprocess.PIPE, check=False)
-        return {int(word) for word in answer.stdout.split()}
+        return _writers_macos(path)
     found = set()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):
         wanted = os.stat(path)
         for pid in _pids():
             with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-                folder = f"/proc/{pid}/fd"
-                for name in os.listdir(folder):
+                for name in os.listdir(f"/proc/{pid}/fd"):
                     with contextlib.suppress(OSError):
-                        if os.path.samestat(os.stat(f"{folder}/{name}"), wanted):
+                        if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted) and _writes(pid, name):
                             found.add(pid)
-                            break
     return found
+
+
+def has_environment(pid: int, entry: str) -> bool:
+    """Say whether a process was started with `entry` (`NAME=value`) in its environment; False where unknown."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return os.fsencode(entry) in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def send(pid: int, start: int, number: int) -> None:
@@ -116,6 +122,26 @@ def _pids() -> list[int]:
         raw = (ctypes.c_int * count)()
         return list(raw[: libc.proc_listallpids(raw, ctypes.sizeof(raw))])
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _writes(pid: int, descriptor: str) -> bool:
+    with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
+        flags = next(line.split()[1] for line in file if line.startswith(b"flags:"))
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _writers_macos(path: str) -> set[int]:
+    """Ask lsof, whose fields `p` and `a` are a process and how it has the file open (r, w, u)."""
+    command = ["/usr/sbin/lsof", "-F", "pa", "--", path]
+    answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    found = set()
+    pid = 0
+    for line in answer.stdout.split():
+        if line[:1] == b"p":
+            pid = int(line[1:])
+        elif line[:2] in (b"aw", b"au"):
+            found.add(pid)
+    return found
 
 
 def _look_linux(pid: int) -> Process | None:

@@ -6,10 +6,12 @@ Its `lock` is held by its supervisor as long as that lives; the kernel frees it,
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import re
+import time
 
 from gpulayer.remote import clock, records, states
 from gpulayer.remote.wire import RequestError
@@ -42,9 +44,11 @@ class Run:
         self.record = os.path.join(self.folder, "state.json")
         self.exit = os.path.join(self.folder, "exit.json")
         self.cancel = os.path.join(self.folder, "cancel.json")
+        self.diary = os.path.join(self.folder, "supervisor.log")
         self.log = os.path.join(self.folder, "output.log")
         self.work = os.path.join(self.folder, "work")
         self.shims = os.path.join(self.folder, "bin")
+        self.prepared = os.path.join(state_folder, "prepared")
 
     def exists(self) -> bool:
         """Say whether this run was ever begun. Damaged records count: what they belong to may have run."""
@@ -65,12 +69,34 @@ class Run:
 
     def final(self) -> dict[str, Any] | None:
         """Return the final state, or None where there is none. Raises DamagedError."""
-        return self._state(self.exit, EXIT, states.FINAL)
+        record = records.read(self.exit, EXIT)
+        return None if record is None else self._check(record, states.FINAL)
 
-    def live(self) -> dict[str, Any] | None:
-        """Return the state as the supervisor last wrote it, or None. Raises DamagedError."""
-        found = self._state(self.record, RECORD, states.LIVE)
-        return None if found is None else {**found, "log_size": self.log_size()}
+    def last_known(self) -> dict[str, Any]:
+        """Return the record of a run that exists, as last written; where that is damaged, what is left."""
+        try:
+            record = records.read(self.record, RECORD) or {}
+            self._check(record, states.LIVE)
+        except records.DamagedError:
+            record = self._rebuilt()
+        record["state"]["log_size"] = self.log_size()
+        return record
+
+    def cancellation(self) -> dict[str, Any] | None:
+        """Return the marker of a cancel, with `grace` (seconds or None) and `by`, or None where there is none."""
+        try:
+            return records.read(self.cancel, CANCEL)
+        except records.DamagedError:
+            return {"grace": None, "by": None}  # somebody did want it to end
+
+    def request_cancel(self, grace: float | None, by: str) -> None:
+        """Leave the marker of a cancel, durably. The first one counts."""
+        records.write_once(self.cancel, {"schema": CANCEL, "grace": grace, "by": by, "at": clock.stamp()})
+
+    def put_aside(self, path: str) -> None:
+        """Rename a damaged record, so that a sound one can take its place and the damage can be looked at."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path, f"{path}.damaged-{int(time.time())}")
 
     def finish(self, state: dict[str, Any], status: str, **outcome: object) -> dict[str, Any]:
         """Write the final record, once, and return the final state: that of an earlier writer if there was one.
@@ -98,14 +124,24 @@ class Run:
         except FileNotFoundError:
             return 0
 
-    def _state(self, path: str, schema: str, allowed: frozenset[str]) -> dict[str, Any] | None:
-        record = records.read(path, schema)
-        if record is None:
-            return None
+    def _check(self, record: dict[str, Any], allowed: frozenset[str]) -> dict[str, Any]:
         state = record.get("state")
         if not isinstance(state, dict) or state.get("run") != self.id or state.get("status") not in allowed:
-            raise records.DamagedError(f"{path} does not belong to {self.id}")
+            raise records.DamagedError(f"a record of {self.id} does not belong to it")
         return state
+
+    def _rebuilt(self) -> dict[str, Any]:
+        """Return what is known of a run whose record is damaged: it may have run, so it must never count as absent."""
+        try:
+            spec = records.read(self.spec, SPEC)
+        except records.DamagedError:
+            spec = None
+        if spec is None or spec.get("run") != self.id:
+            unknown = {"project": "", "job": self.id, "key": "", "attempt": 0, "host": "", "accelerator": ""}
+            spec = {"run": self.id, **unknown, "devices": [], "outputs": [], "grace": 0}
+        state = {**first_state(spec), "status": states.RUNNING, "started_at": None}
+        record = new_record(state, deadline=None, grace=spec["grace"])
+        return {**record, "leader": [0, 0]}
 
     def _tail_hash(self) -> str | None:
         try:
@@ -129,4 +165,17 @@ def first_state(spec: dict[str, Any]) -> dict[str, Any]:
         "ended_at": None,
         "log_size": 0,
         "outputs": spec["outputs"],
+    }
+
+
+def new_record(state: dict[str, Any], *, deadline: float | None, grace: float) -> dict[str, Any]:
+    """Return what `state.json` holds: the state, and what only this host needs. `deadline` is in boot time."""
+    return {
+        "schema": RECORD,
+        "state": state,
+        "session": clock.session_id(),
+        "deadline": deadline,
+        "grace": grace,
+        "supervisor": None,
+        "leader": None,
     }

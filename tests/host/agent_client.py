@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import subprocess
@@ -17,6 +18,37 @@ from gpulayer.remote.wire import FrameReader, encode
 ROOT = Path(__file__).resolve().parents[2]
 NONCE = "0123456789abcdef" * 2
 ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from gpulayer.remote.agent import main; main(sys.argv[2])"
+
+
+def new_spec(command: list[str] | str, *, job: str = "job", key: str = "k" * 64, **fields: Any) -> dict[str, Any]:
+    """The spec of a CPU job."""
+    attempt = fields.get("attempt", 1)
+    return {
+        "schema": "gpulayer.spec/1",
+        "run": f"{job}-{key[:12]}-a{attempt}",
+        "project": "tests",
+        "job": job,
+        "key": key,
+        "attempt": attempt,
+        "host": "here",
+        "accelerator": "cpu",
+        "devices": [],
+        "share": 1,
+        "slots": 64,
+        "command": command,
+        "env": {},
+        "select_env": {},
+        "secrets": [],
+        "python": None,
+        "tree": None,
+        "setup": None,
+        "outputs": [],
+        "timeout": None,
+        "grace": 5,
+        "memory_bytes": None,
+        "disk_bytes": None,
+        **fields,
+    }
 
 
 class AgentError(Exception):
@@ -92,6 +124,25 @@ class AgentClient:
 
     def ask(self, op: str, payload: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         return self.answer(self.send(op, payload, **fields))
+
+    def launch(self, spec: dict[str, Any], secrets: dict[str, str] | None = None) -> dict[str, Any]:
+        return self.ask("launch", json.dumps(secrets or {}).encode(), spec=spec)[0]
+
+    def follow(self, run: str, offset: int = 0, tail: dict[str, Any] | None = None) -> tuple[dict[str, Any], bytes]:
+        """The final state and the whole log."""
+        log = b""
+        header: dict[str, Any] = {}
+        for header, payload in self.frames(self.send("follow", run=run, offset=offset, tail=tail)):
+            if "off" in header:
+                assert header["off"] == offset + len(log)
+            log += payload
+        if "error" in header:
+            raise AgentError(header["error"])
+        return header["state"], log
+
+    def status(self, run: str) -> dict[str, Any] | None:
+        states: dict[str, dict[str, Any] | None] = self.ask("status", runs=[run])[0]["states"]
+        return states[run]
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -1,0 +1,29 @@
+"""Named points at which a test may let this process fail, to prove what a crash there leads to.
+
+`GL_FAIL=point:action:count` in the agent's own environment arms the point for its `count`th passing (from 1) in one
+process: `kill` ends it as kill -9 does, `error` raises OSError, `stop` stops it as SIGSTOP does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+_passed: dict[str, int] = {}
+
+
+def failpoint(point: str) -> None:
+    """Fail here where the environment says so."""
+    armed = os.environ.get("GL_FAIL")
+    if armed is None:
+        return
+    name, action, count = armed.split(":")
+    if name != point:
+        return
+    _passed[point] = _passed.get(point, 0) + 1
+    if _passed[point] != int(count):
+        return
+    if action == "error":
+        raise OSError(errno.EIO, f"failpoint {point}")
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[action])

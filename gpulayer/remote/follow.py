@@ -1,0 +1,106 @@
+"""A run as it goes: its log by offset and its states, until the last byte and the final state."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+from gpulayer.remote import states
+from gpulayer.remote.supervisor import settled
+from gpulayer.remote.wire import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+    from gpulayer.remote.runs import Run
+
+_CHUNK = 256 * 1024
+_SETTLE = 1.0  # seconds between looks at whether a run's supervisor lives
+_SHORTEST, _SHORT, _LONGEST = 0.002, 0.004, 0.128  # seconds between looks at a log
+_FRESH, _YOUNG = 0.1, 1.0  # seconds of silence, or since the beginning, up to which these hold
+
+
+def follow(
+    run: Run, offset: int, tail: dict[str, Any] | None
+) -> Generator[tuple[dict[str, Any], bytes] | float, None, dict[str, Any]]:
+    """Send what comes after `offset` as frames, and each new state; return the final state, after the whole log.
+
+    A float that is yielded is for how many seconds there is nothing to send. `tail` says what the follower has before
+    `offset`; RequestError `log_replaced` where the log says otherwise.
+    """
+    state = settled(run)
+    if state is None:
+        raise RequestError("unknown_run", f"this host knows no run {run.id}")
+    yield {"state": state}, b""
+    log = os.open(run.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
+    try:
+        _check_tail(log, offset, tail)
+        begun = heard = looked = time.monotonic()
+        sign = None
+        while True:
+            now = time.monotonic()
+            latest = _sign(run)
+            if latest != sign or now - looked >= _SETTLE:
+                sign, looked = latest, now
+                before, state = state, settled(run) or state
+                if state["status"] != before["status"] and state["status"] not in states.FINAL:
+                    yield {"state": state}, b""
+            # The state is read before the log: a final state then comes after all that belongs to it.
+            final = state["status"] in states.FINAL
+            end = state["log_size"] if final else os.fstat(log).st_size
+            if end > offset:
+                data = os.pread(log, min(end - offset, _CHUNK), offset)
+                if data:
+                    yield {"off": offset}, data
+                    offset += len(data)
+                    heard = now
+                    continue
+            if final:
+                return {"state": state}
+            yield _pause(now, begun, heard)
+    finally:
+        os.close(log)
+
+
+def _check_tail(log: int, offset: int, tail: dict[str, Any] | None) -> None:
+    if tail is None:
+        have, digest = 0, hashlib.sha256().hexdigest()
+    else:
+        have, digest = int(tail["bytes"]), tail["sha256"]
+    found = os.pread(log, have, offset - have) if have <= min(offset, _CHUNK) else b""
+    if os.fstat(log).st_size < offset or hashlib.sha256(found).hexdigest() != digest:
+        raise RequestError(
+            "log_replaced",
+            "the log on the host is not the one that was followed before",
+            fix="remove the local copy and follow from the beginning",
+        )
+
+
+def _sign(run: Run) -> tuple[int, int, bool]:
+    """Return something that changes with the state, for the price of looking at two files."""
+    try:
+        found = os.stat(run.record)
+    except FileNotFoundError:
+        return 0, 0, os.path.exists(run.exit)
+    return found.st_ino, found.st_mtime_ns, os.path.exists(run.exit)
+
+
+def _pause(now: float, begun: float, heard: float) -> float:
+    """Return how long to leave a silent log alone: an eighth of its silence, so that output is late by little.
+
+    The pause ends on a grid of powers of two, so that many follows wake up together.
+    """
+    silence = now - heard
+    if silence < _FRESH:
+        pause = _SHORTEST
+    elif now - begun < _YOUNG:
+        pause = _SHORT
+    else:
+        pause = min(_LONGEST, silence / 8)
+    step = _SHORTEST
+    while step * 2 <= pause:
+        step *= 2
+    return step - now % step

@@ -1,0 +1,172 @@
+"""The start of a run, in a process of its own that becomes its supervisor: claim, checks, leases, intent, gate."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+
+from gpulayer.remote import clock, processes, records, runs
+from gpulayer.remote.failpoints import failpoint
+from gpulayer.remote.files import Blobs
+from gpulayer.remote.leases import Leases
+from gpulayer.remote.runs import Run
+from gpulayer.remote.supervisor import Supervisor, settle
+from gpulayer.remote.wire import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_CLAIM_LIMIT = 10.0  # seconds that another launch of the same run may take
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+# What a spec must hold (docs/protocol.md, "Spec of a run").
+_FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("schema", "run", "project", "job", "key", "host", "accelerator"), (str,)),
+    **dict.fromkeys(("devices", "secrets", "outputs"), (list,)),
+    **dict.fromkeys(("env", "select_env"), (dict,)),
+    **dict.fromkeys(("attempt", "share"), (int,)),
+    **dict.fromkeys(("slots", "memory_bytes", "disk_bytes"), (int, type(None))),
+    **dict.fromkeys(("python", "tree", "setup"), (str, type(None))),
+    "command": (str, list),
+    "timeout": (int, float, type(None)),
+    "grace": (int, float),
+}
+
+
+def check(spec: dict[str, Any], secrets: object) -> dict[str, str]:
+    """Return the secrets, if they and the spec are what a launch needs. Raises RequestError `request`."""
+    for name, kinds in _FIELDS.items():
+        if not isinstance(spec.get(name), kinds):
+            raise RequestError("request", f"launch: '{name}' of the spec is {spec.get(name)!r}"[:500])
+    texts = [*spec["devices"], *spec["secrets"], *spec["outputs"], *spec["env"].values(), *spec["select_env"].values()]
+    if not all(isinstance(text, str) for text in (*texts, *(spec["command"] or [None]))):
+        raise RequestError("request", "launch: a list or map of the spec holds something else than texts")
+    if spec["schema"] != runs.SPEC or not isinstance(secrets, dict) or set(secrets) != set(spec["secrets"]):
+        raise RequestError("request", "launch: the payload does not hold exactly the spec's secrets")
+    if spec["slots"] is None and not spec["devices"]:
+        raise RequestError("request", "launch: the spec asks for neither a device nor a CPU slot")
+    return secrets
+
+
+def launch(
+    spec: dict[str, Any],
+    secrets: dict[str, str],
+    *,
+    state_folder: str,
+    lease_folder: str,
+    umask: int,
+    answer: Callable[[dict[str, Any]], None],
+) -> None:
+    """Start the run of a checked spec once, answer with its state or with why it was not started, and supervise it."""
+    run = Run(state_folder, spec["run"])
+    try:
+        os.makedirs(run.folder, mode=0o700, exist_ok=True)
+        lock = _claim(run)
+        if lock is None or run.exists():
+            _check_key(run, spec)
+            state = run.last_known()["state"] if lock is None else settle(run, lock)
+            answer({"ok": True, "new": False, "state": state})
+            return
+        failpoint("claimed")
+        leases = _admit(run, spec, state_folder, lease_folder)
+        supervisor = _supervisor(run, spec, lock)
+        records.replace(run.spec, spec)
+        failpoint("spec-written")
+    except RequestError as error:
+        answer({"error": error.header()})
+        return
+    except OSError as error:
+        answer({"error": _refusal(error).header()})
+        return
+    try:
+        supervisor.start(spec, secrets, Blobs(state_folder), umask, leases)
+    except OSError as error:
+        if not run.exists():
+            answer({"error": _refusal(error).header()})
+            return
+        supervisor.fail(f"the host could not start it: {error}")
+    answer({"ok": True, "new": True, "state": run.final() or supervisor.state})
+    if run.final() is None:
+        supervisor.watch()
+
+
+def _claim(run: Run) -> int | None:
+    """Return the lock of the run, or None where its supervisor has it. Raises RequestError `lock`."""
+    give_up = time.monotonic() + _CLAIM_LIMIT
+    pause = 0.002
+    while True:
+        lock = run.try_lock()
+        if lock is not None:
+            return lock
+        if run.exists() and run.last_known()["leader"] is not None:
+            return None
+        if time.monotonic() > give_up:
+            raise RequestError(
+                "lock",
+                f"another launch of {run.id} has not come to an end in {_CLAIM_LIMIT:g} s",
+                fix="see what its supervisor on the host is doing",
+            )
+        time.sleep(pause)
+        pause = min(0.1, pause * 2)
+
+
+def _check_key(run: Run, spec: dict[str, Any]) -> None:
+    known = (run.final() or run.last_known()["state"])["key"]
+    if known not in (spec["key"], ""):
+        raise RequestError(
+            "conflict",
+            f"{run.id} on this host belongs to another declaration (key {known[:12]}…)",
+            fix="rename the job, or remove the old run from the host",
+        )
+
+
+def _admit(run: Run, spec: dict[str, Any], state_folder: str, lease_folder: str) -> list[int]:
+    """Check once more what may have changed since the plan was made, and take the leases."""
+    if spec["tree"] is not None:
+        Blobs(state_folder).tree(spec["tree"])
+    disk = os.statvfs(state_folder)
+    _enough("disk", spec["disk_bytes"], disk.f_bavail * disk.f_frsize)
+    _enough("memory", spec["memory_bytes"], _memory_available())
+    leases = Leases(lease_folder)
+    if spec["devices"]:
+        return leases.take_devices(spec["devices"], spec["share"], run.id)
+    return leases.take_slot(spec["slots"], run.id)
+
+
+def _enough(what: str, needed: int | None, found: int | None) -> None:
+    if needed is not None and found is not None and found < needed:
+        raise RequestError(
+            what,
+            f"{needed / 2**30:.1f} GiB of {what} are asked for, {found / 2**30:.1f} GiB are free",
+            fix="wait, free some, or ask for less",
+            needed=needed,
+            found=found,
+        )
+
+
+def _memory_available() -> int | None:
+    """Return the bytes that new programs can get (Linux: proc_meminfo(5)); None where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            name, value, *_ = line.split()
+            if name == "MemAvailable:":
+                return int(value) * 1024
+    return None
+
+
+def _supervisor(run: Run, spec: dict[str, Any], lock: int) -> Supervisor:
+    timeout = spec["timeout"]
+    deadline = None if timeout is None else clock.boot_time() + timeout
+    record = runs.new_record(runs.first_state(spec), deadline=deadline, grace=spec["grace"])
+    record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
+    return Supervisor(run, record, lock)
+
+
+def _refusal(error: OSError) -> RequestError:
+    if error.errno in _NO_SPACE:
+        return RequestError("disk", f"the host's disk is full: {error}", fix="free some space there")
+    return RequestError("system", f"the host refuses: {error}")

@@ -1,0 +1,359 @@
+"""The supervisor: our detached process on a host, one a run, that outlives agent, connection and controller.
+
+What is promised, whatever dies and when:
+- before the intent (`state.json`) is written nothing has happened, and the same launch may be sent again;
+- between the intent and the gate the job has not run: `lost`, reason `never_started`;
+- after the gate the job runs. If its supervisor dies it is `orphaned`; whoever asks first leaves a caretaker with it,
+  so that its deadline and cancel go on to hold, and it ends as `lost`: nobody could see its exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+
+from gpulayer.remote import clock, job, processes, records, states
+from gpulayer.remote.failpoints import failpoint
+from gpulayer.remote.files import Blobs
+from gpulayer.remote.runs import Run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+_LOOK = 0.5  # seconds between looks at the cancel marker and the deadline; a signal makes it look at once
+_DRAIN = 5.0  # seconds that what the leader left behind may go on
+_KILLING = 30.0  # seconds after which what does not die of SIGKILL counts as unkillable
+_MAX_REASON = 4096
+
+
+class Supervisor:
+    """Watches one run from its start to its final record. `lock` is the run's, held as long as this process lives."""
+
+    def __init__(self, run: Run, record: dict[str, Any], lock: int) -> None:
+        """`record` is what `state.json` holds (or will hold)."""
+        self._run = run
+        self._record = record
+        self._lock = lock
+        self._leader: tuple[int, int] = (0, 0)
+        self._leader_status: int | None = None
+        self._failure = -1
+        self._aside: set[int] = set()
+        self._subreaper = processes.become_subreaper()
+        self._known: dict[int, int] = {}
+        self._wakeup, self._alarm = os.pipe()
+        for end in (self._wakeup, self._alarm):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._alarm, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The run's state as it was last written."""
+        state: dict[str, Any] = self._record["state"]
+        return state
+
+    def start(
+        self, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs, umask: int, leases: Collection[int]
+    ) -> None:
+        """Write the intent, start the leader and open its gate. Raises OSError; then the job has not run."""
+        log = os.open(self._run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        gate, opener = os.pipe()
+        self._failure, failure = os.pipe()
+        os.set_blocking(self._failure, False)
+        self._write(states.LAUNCHING)
+        failpoint("intent-written")
+        leader = os.fork()
+        if leader == 0:
+            os.setsid()
+            job.reset_signals()
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (log, 1), (log, 2)):
+                os.dup2(source, target)
+            shed({0, 1, 2, gate, failure, *leases})
+            for lease in leases:
+                os.set_inheritable(lease, True)  # the job holds its devices itself, whatever becomes of us
+            job.lead(self._run, spec, secrets, blobs, umask=umask, gate=gate, failure=failure)
+        for descriptor in (log, gate, failure):
+            os.close(descriptor)
+        failpoint("leader-forked")
+        self._leader = (leader, processes.start_of(leader) or 0)
+        self._record["leader"] = self._leader
+        self._write(states.RUNNING)
+        failpoint("running-written")
+        os.write(opener, job.GATE)
+        os.close(opener)
+        failpoint("gate-opened")
+        self._keep_awake()
+
+    def watch(self) -> None:
+        """Stay until the run has ended, for whatever reason, and write its final record."""
+        while not self._leader_ended():
+            cause = self._cause_to_stop()
+            if cause is not None:
+                self._stop(*cause)
+                return
+            self._sleep(self._patience())
+            if not self._subreaper:
+                self._members()  # learns of those that are about to leave their parents
+        failpoint("leader-ended")
+        unkillable = self._drain()
+        status, outcome = self._outcome()
+        self._finish(status, unkillable, **outcome)
+
+    def fail(self, reason: str) -> None:
+        """Record that the run, whose intent was written, did not start."""
+        self._finish(states.FAILED_TO_START, set(), reason=reason)
+
+    def _cause_to_stop(self) -> tuple[str, float, str | None] | None:
+        """Return the status, the grace in seconds and the reason of a stop that is due."""
+        cancel = self._run.cancellation()
+        if cancel is not None:
+            grace = cancel.get("grace")
+            return states.CANCELLED, self._record["grace"] if grace is None else grace, cancel.get("by")
+        deadline = self._record["deadline"]
+        if deadline is not None and clock.boot_time() >= deadline:
+            return states.TIMED_OUT, self._record["grace"], None
+        return None
+
+    def _patience(self) -> float:
+        """Return the seconds until the marker or the deadline is looked at again."""
+        deadline = self._record["deadline"]
+        return _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - clock.boot_time()))
+
+    def _stop(self, status: str, grace: float, reason: str | None) -> None:
+        self._write(states.STOPPING)
+        failpoint("stopping-written")
+        leader = self._leader[0]
+        members = self._members()
+        for pid, start in sorted(members.items(), key=lambda member: member[0] != leader):
+            processes.send(pid, start, signal.SIGTERM)
+            processes.send(pid, start, signal.SIGCONT)  # a stopped process hears TERM only then
+        give_up = time.monotonic() + grace
+        while members and time.monotonic() < give_up:
+            self._sleep(min(0.1, max(0.0, give_up - time.monotonic())))
+            members = self._members()
+        self._finish(status, self._kill(), reason=reason)
+
+    def _drain(self) -> set[int]:
+        """Let what the leader left behind end, then kill it; return what cannot be killed."""
+        give_up = time.monotonic() + _DRAIN
+        while self._members():
+            if time.monotonic() >= give_up or self._run.cancellation() is not None:
+                return self._kill()
+            self._sleep(0.1)
+        return set()
+
+    def _kill(self) -> set[int]:
+        """Kill the whole tree, and return what does not die.
+
+        All are stopped before any is killed, until no new one appears: otherwise one that respawns the others wins.
+        """
+        give_up = time.monotonic() + _KILLING
+        while True:
+            stopped: dict[int, int] = {}
+            quiet = 0
+            while quiet < 2:  # noqa: PLR2004  # one that was just being born is seen the second time
+                new = {pid: start for pid, start in self._members().items() if stopped.get(pid) != start}
+                for pid, start in new.items():
+                    processes.send(pid, start, signal.SIGSTOP)
+                stopped.update(new)
+                quiet = 0 if new else quiet + 1
+            for pid, start in stopped.items():
+                processes.send(pid, start, signal.SIGKILL)
+            self._sleep(0.02)
+            members = self._members()
+            if not members:
+                return set()
+            if time.monotonic() >= give_up:
+                return set(members)
+
+    def _finish(self, status: str, unkillable: set[int], **outcome: object) -> None:
+        if unkillable:
+            pids = ", ".join(str(pid) for pid in sorted(unkillable))
+            outcome["reason"] = f"unkillable: {pids} do not die of SIGKILL and keep their devices"
+        with contextlib.suppress(FileNotFoundError):
+            log = os.open(self._run.log, os.O_RDONLY | os.O_CLOEXEC)
+            records.durable(log)
+            os.close(log)
+        failpoint("exit-due")
+        self._run.finish(self.state, status, **outcome)
+        failpoint("exit-written")
+        while self._members():  # the devices stay ours until the last one is gone
+            self._sleep(_LOOK)
+
+    def _write(self, status: str) -> None:
+        self.state["status"] = states.move(self.state["status"], status)
+        records.replace(self._run.record, self._record)
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep until a signal comes, at most `seconds`; then reap."""
+        select.select([self._wakeup], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup, 4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._leader[0]:
+                    self._leader_status = status
+
+    def _leader_ended(self) -> bool:
+        self._reap()
+        return self._leader_status is not None
+
+    def _members(self) -> dict[int, int]:
+        """Return the living processes of the run with their starts."""
+        self._reap()
+        table = processes.living()
+        roots = {os.getpid()}
+        if not self._subreaper:
+            # Without a subreaper a child whose parent has died is found by what was seen before, and by its group.
+            known = {pid for pid, start in self._known.items() if pid in table and table[pid].start == start}
+            groups = {table[pid].group for pid in known} - {os.getpgrp()}
+            roots |= known | {process.pid for process in table.values() if process.group in groups}
+        self._known = {pid: table[pid].start for pid in processes.below(roots, table) - self._aside}
+        return self._known
+
+    def _outcome(self) -> tuple[str, dict[str, Any]]:
+        """Return how the leader has ended: the status and what belongs to it."""
+        status = self._leader_status or 0
+        with contextlib.suppress(BlockingIOError):
+            reason = os.read(self._failure, _MAX_REASON).decode("utf-8", "replace")
+            if reason:
+                return states.FAILED_TO_START, {"reason": reason}
+        if os.WIFSIGNALED(status):
+            return states.SIGNALED, {"signal": os.WTERMSIG(status)}
+        return states.EXITED, {"code": os.WEXITSTATUS(status)}
+
+    def _keep_awake(self) -> None:
+        """Keep a Mac from falling asleep while the job runs (a closed lid still does it)."""
+        if sys.platform == "darwin":
+            command = ["/usr/bin/caffeinate", "-i", "-w", str(os.getpid())]
+            self._aside.add(os.posix_spawn(command[0], command, {}))
+
+
+class Caretaker(Supervisor):
+    """Watches a run whose supervisor has died: its leader is no child of ours, so its exit code cannot be seen."""
+
+    def __init__(self, run: Run, record: dict[str, Any], lock: int) -> None:
+        """Take over. The record names us as the supervisor from now on."""
+        super().__init__(run, record, lock)
+        self._leader = (record["leader"][0], record["leader"][1])
+        self._record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
+        self._write(states.ORPHANED)
+
+    def _leader_ended(self) -> bool:
+        return processes.start_of(self._leader[0]) != self._leader[1]
+
+    def _members(self) -> dict[int, int]:
+        return orphans(self._run, self._leader)
+
+    def _outcome(self) -> tuple[str, dict[str, Any]]:
+        return states.LOST, {"reason": "supervisor_died"}
+
+    def _stop(self, status: str, grace: float, reason: str | None) -> None:
+        late = "late" if status == states.TIMED_OUT else reason
+        super()._stop(status, grace, late)
+
+    def _write(self, status: str) -> None:
+        # An orphan stays one until its end.
+        super()._write(status if status == states.ORPHANED else self.state["status"])
+
+
+def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
+    """Return the living processes of a run without a supervisor, with their starts, as far as they can be found.
+
+    These are its leader, whoever writes to its log, the leader's session, and all that descend from them.
+    """
+    table = processes.living()
+    roots = {pid for pid in processes.writers(run.log) if pid in table}
+    pid, start = leader
+    if pid in table and table[pid].start == start:
+        roots |= {pid} | {process.pid for process in table.values() if process.session == pid}
+    elif pid not in table:  # otherwise the number has gone to somebody else, and so may the session's
+        cookie = f"GPULAYER_RUN_ID={run.id}"
+        session = [process.pid for process in table.values() if process.session == pid]
+        roots |= {member for member in session if processes.has_environment(member, cookie)}
+    return {pid: table[pid].start for pid in processes.below(roots, table)}
+
+
+def settled(run: Run) -> dict[str, Any] | None:
+    """Return the state of a run, None where there is no such run. What its supervisor's death left open is settled."""
+    try:
+        final = run.final()
+    except records.DamagedError:
+        final = None
+        run.put_aside(run.exit)
+    if final is not None or not run.exists():
+        return final
+    lock = run.try_lock()
+    if lock is None:
+        state: dict[str, Any] = run.last_known()["state"]
+        return state
+    try:
+        return settle(run, lock)
+    finally:
+        os.close(lock)
+
+
+def settle(run: Run, lock: int) -> dict[str, Any]:
+    """Settle a run that exists and whose lock is ours: nobody watches it."""
+    final = run.final()
+    if final is not None:
+        return final
+    record = run.last_known()
+    state: dict[str, Any] = record["state"]
+    session = clock.session_id()
+    if session is None or record["session"] != session:
+        return run.finish(state, states.LOST, reason="reboot")
+    if state["status"] == states.LAUNCHING:
+        return run.finish(state, states.LOST, reason="never_started")
+    if not orphans(run, tuple(record["leader"])):
+        return run.finish(state, states.LOST, reason="supervisor_died")
+    detach(lambda: Caretaker(run, record, lock).watch(), {lock}, run.diary)
+    return {**state, "status": states.ORPHANED}
+
+
+def detach(work: Callable[[], None], keep: Collection[int], diary: str) -> None:
+    """Do `work` in a process that nothing ties to this one: own session, no parent, no descriptor but `keep`.
+
+    What it raises is written to the file `diary`.
+    """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            for standard in (0, 1, 2):
+                os.dup2(null, standard)
+            shed({0, 1, 2, *keep})  # exec would close the others, but nothing is executed here
+            os.chdir("/")
+            work()
+    except BaseException:  # noqa: BLE001  # a copy of the agent must not run on, and nobody is there to be told
+        with open(os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "w") as file:
+            traceback.print_exc(file=file)
+    finally:
+        os._exit(0)
+
+
+def shed(keep: Collection[int]) -> None:
+    """Close all descriptors but `keep`."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # the one that listed the folder is closed already
+                os.close(int(name))
