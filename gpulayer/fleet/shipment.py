@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 # The whole of `gpulayer.remote`, the discovery modules and the probe are shipped: tests hold them to the standard
 # library and to Python 3.9.
-_SHIPPED = re.compile(r"gpulayer\.(remote\.\w+|gpu\.discovery\w*|probe)")
+_SHIPPED = re.compile(r"gpulayer\.(remote\.\w+|gpu\.(discovery\w*|\w+_child)|probe)")
 
 # Reads nothing ahead: what follows the payload belongs to the agent. Holds no quote, dollar, backslash or exclamation
 # mark, since it stands in double quotes within the single quotes of any login shell.
