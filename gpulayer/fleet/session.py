@@ -141,6 +141,8 @@ class Session:
         self.host = host
         self.python = python
         self.hello: Mapping[str, Any] = {}
+        self.shipping = asyncio.Lock()
+        """Held while code is sent: two trees may share a file, of which the host takes the parts in one order only."""
         self.closed: asyncio.Future[HostError] = asyncio.get_running_loop().create_future()
         self._transport = transport
         self._channel: Channel | None = None
