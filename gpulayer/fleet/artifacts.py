@@ -1,4 +1,4 @@
-"""Fetching a run's outputs. The host is not trusted: names, sizes and counts are checked, and nothing leaves the folder.
+"""Fetching a run's outputs. The host is not trusted: names, sizes and counts are checked, nothing leaves the folder.
 
 Files are written into a fresh folder, relative to its open descriptor and never through a link; the folder takes its
 final name once everything is there, in the place of what an earlier fetch left.
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gpulayer.errors import HostError, Stage, StateError
 from gpulayer.fleet.session import Session
@@ -22,7 +22,7 @@ from gpulayer.fleet.session import Session
 MAX_FILES = 100_000
 MAX_NAME = 1024
 MAX_PART = 255
-MAX_SKIPPED = 10_000
+MAX_SKIPPED = 100_000
 KEPT_FREE = 256 * 1024 * 1024
 """Bytes that stay free on the local disk."""
 
@@ -118,7 +118,7 @@ class _Writer:
         free = os.statvfs(root)
         self._room = free.f_bavail * free.f_frsize - KEPT_FREE
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,30 +165,21 @@ class _Writer:
                 f"the outputs do not fit on this disk: {name!r} alone has {size} bytes",
                 fix="free some space, or name fewer files in `outputs`",
             )
-        folder = self._root
         *folders, leaf = name.split("/")
         try:
-            for part in folders:
-                folder = self._enter(folder, part)
-            self._file = os.open(leaf, _FRESH, 0o600, dir_fd=folder)
+            with contextlib.ExitStack() as opened:
+                folder = self._root
+                for part in folders:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o755, dir_fd=folder)
+                    folder = os.open(part, _FOLDER, dir_fd=folder)
+                    opened.callback(os.close, folder)
+                self._file = os.open(leaf, _FRESH, 0o600, dir_fd=folder)
         except (FileExistsError, NotADirectoryError) as error:
             raise self._bad(f"sends {name!r} twice, or as a file and a folder") from error
-        finally:
-            if folder != self._root:
-                os.close(folder)
         os.fchmod(self._file, 0o755 if executable else 0o644)
         self._name, self._size, self._offset = name, size, 0
         self.files += 1
-
-    def _enter(self, folder: int, part: str) -> int:
-        """Open a folder below an open one, made where it is missing; close the one above."""
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o755, dir_fd=folder)
-            return os.open(part, _FOLDER, dir_fd=folder)
-        finally:
-            if folder != self._root:
-                os.close(folder)
 
     def _skip(self, name: object, why: object) -> None:
         """Keep what the host left out; a file that has begun is taken back."""
@@ -218,8 +209,8 @@ def _harmless(name: str) -> bool:
     """Say whether a name stays below the folder on every system and shows as it is."""
     parts = name.split("/")
     return (
-        len(name.encode(errors="surrogateescape")) <= MAX_NAME
-        and name.isprintable()
+        name.isprintable()  # first, since it refuses what cannot be encoded
+        and len(name.encode()) <= MAX_NAME
         and "\\" not in name
         and not _DRIVE.match(name)
         and all(part not in ("", ".", "..") and len(part.encode()) <= MAX_PART for part in parts)

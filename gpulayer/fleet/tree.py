@@ -1,7 +1,7 @@
 """The tree of files that is shipped to hosts: which files it has, what they hold, and the name that follows from it.
 
-In a git repository the list is git's own answer, so that what is ignored stays here; else it is every file. Contents are
-hashed once: a file that keeps its size, times and inode is not read again.
+In a git repository the list is git's own answer, so that what is ignored stays here; else it is every file. Contents
+are hashed once: a file that keeps its size, times and inode is not read again.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _git(root: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 def _link_inside(root: Path, name: str) -> str:
     """Return a link's target. Raises UsageError where it leads out of the tree, by its text or by other links."""
-    target = os.readlink(root / name)
+    target = os.readlink(root / name)  # noqa: PTH115  # its very text, which Path would tidy up
     lexical = os.path.normpath(os.path.join(os.path.dirname(name), target))  # noqa: PTH118, PTH120
     real = os.path.realpath(root / name)
     if target.startswith("/") or lexical.split("/")[0] == ".." or not (real + "/").startswith(f"{root}/"):
