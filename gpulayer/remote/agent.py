@@ -226,6 +226,8 @@ class Agent:
         task.reap()
 
     def _end(self) -> None:
+        if self._host is not None:
+            self._host.close()
         for task, _ in self._tasks.values():
             if task.bound:
                 with contextlib.suppress(ProcessLookupError):

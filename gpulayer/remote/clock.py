@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import time
@@ -45,6 +44,8 @@ def session_id() -> str | None:
 
 
 def _sysctl(name: bytes) -> str | None:
+    import ctypes
+
     libc = ctypes.CDLL(None)
     size = ctypes.c_size_t(0)
     if libc.sysctlbyname(name, None, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
 import signal
-import socket
 import stat
 import sys
 import time
@@ -150,6 +148,8 @@ def _machine() -> str:
     """Return a name of this machine that differs between machines that share a home."""
     name = None
     if sys.platform == "darwin":
+        import ctypes
+
         raw, wait = ctypes.create_string_buffer(16), (ctypes.c_long * 2)(5, 0)
         if ctypes.CDLL(None).gethostuuid(raw, wait) == 0:
             name = raw.raw.hex()
@@ -158,12 +158,14 @@ def _machine() -> str:
             with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
                 name = file.read().strip()
                 break
-    return hashlib.sha256(f"gpulayer {name or socket.gethostname()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"gpulayer {name or os.uname().nodename}".encode()).hexdigest()[:16]
 
 
 def _network_kind(path: str) -> str | None:
     """Return the name of the network file system that holds `path`, or None."""
     if sys.platform == "darwin":
+        import ctypes
+
         libc, info = ctypes.CDLL(None), ctypes.create_string_buffer(4096)
         call = getattr(libc, "statfs$INODE64", libc.statfs)
         local = 0x1000  # MNT_LOCAL in f_flags, the 32 bits at 64 of struct statfs (sys/mount.h)

@@ -7,7 +7,7 @@ import os
 import time
 
 from gpulayer.remote import states
-from gpulayer.remote.supervisor import settled
+from gpulayer.remote.settling import settled
 from gpulayer.remote.wire import RequestError
 
 TYPE_CHECKING = False

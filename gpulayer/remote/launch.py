@@ -12,7 +12,8 @@ from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
 from gpulayer.remote.leases import Leases
 from gpulayer.remote.runs import Run
-from gpulayer.remote.supervisor import Supervisor, settle
+from gpulayer.remote.settling import settle
+from gpulayer.remote.supervisor import Supervisor
 from gpulayer.remote.wire import RequestError
 
 TYPE_CHECKING = False

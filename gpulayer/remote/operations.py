@@ -1,4 +1,7 @@
-"""What an agent can be asked: one function an operation of the protocol (docs/protocol.md)."""
+"""What an agent can be asked: one function an operation of the protocol (docs/protocol.md).
+
+What only some operations need is imported by them: a host's sources are compiled anew for every connection.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,18 @@ import sys
 import time
 
 from gpulayer.remote import clock, folders, processes
-from gpulayer.remote.files import Blobs
-from gpulayer.remote.follow import follow
-from gpulayer.remote.launch import check, launch
 from gpulayer.remote.leases import Leases
-from gpulayer.remote.outputs import fetch
 from gpulayer.remote.runs import Run
+from gpulayer.remote.settling import settled
 from gpulayer.remote.states import FINAL
-from gpulayer.remote.supervisor import detach, settled
 from gpulayer.remote.wire import MAX_HEADER, PROTOCOL, RequestError, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any, NoReturn, Union
+
+    from gpulayer.remote.files import Blobs
 
     # A frame, or for how many seconds there is none; in the end the fields of the answer.
     Stream = Generator[Union[tuple[dict[str, Any], bytes], float], None, dict[str, Any]]
@@ -117,8 +118,22 @@ class Host:
         self.nonce = nonce
         self.umask = umask
         self.folder = folders.state_folder(request.text_or_none("state_dir"))
-        self.blobs = Blobs(self.folder)
+        self._blobs: Blobs | None = None
         self.lease_folder = folders.lease_folder(request.text_or_none("lease_dir"))
+
+    @property
+    def blobs(self) -> Blobs:
+        """The shipped files on this host."""
+        if self._blobs is None:
+            from gpulayer.remote.files import Blobs
+
+            self._blobs = Blobs(self.folder)
+        return self._blobs
+
+    def close(self) -> None:
+        """Remove what is of no use once the connection has ended."""
+        if self._blobs is not None:
+            self._blobs.drop_parts()
 
     def run_ids(self) -> list[str]:
         """Return the names of all runs that were ever claimed here."""
@@ -163,6 +178,43 @@ class Task:
             os.waitpid(self.pid, 0)
 
 
+def probe(host: Host, request: Request) -> Task:
+    """Observe this host in a child, so that the connection stays alive meanwhile."""
+    python, frameworks, fresh = request.text_or_none("python"), request.texts("frameworks"), request.flag("fresh")
+
+    def observe() -> bytes:
+        from gpulayer.gpu import discovery
+
+        report = discovery.probe(python, frameworks, fresh=fresh, state_root=host.folder)
+        return encode(host.nonce, {"id": request.id, "ok": True}, json.dumps(report).encode("ascii"))
+
+    return _in_child(request, observe)
+
+
+def _in_child(request: Request, work: Callable[[], bytes]) -> Task:
+    """Do `work` in a child process of its own group, whose pipe brings the frame that it returns."""
+    pipe, end = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(end)
+        return Task(request, pid, pipe, bound=True)
+    status = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1):  # the connection is the agent's alone; stderr stays, for tracebacks
+            os.dup2(null, standard)
+        with open(end, "wb") as file:
+            file.write(work())
+        status = 0
+    except BaseException:  # noqa: BLE001  # whatever it was, the child must not run on as a second agent
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 def survey(host: Host, request: Request) -> dict[str, Any]:
     """Say who holds what, and which runs of a project are known: the ids after `after`, as many as fit."""
     project, after = request.text("project"), request.text_or_none("after") or ""
@@ -202,6 +254,8 @@ def put_part(host: Host, request: Request) -> dict[str, Any]:
 
 def start(host: Host, request: Request) -> Task:
     """Launch a run in a process of its own, which becomes its supervisor."""
+    from gpulayer.remote.launch import check, launch
+
     spec = request.header.get("spec")
     if not isinstance(spec, dict):
         raise RequestError("request", "launch: 'spec' must be an object")
@@ -217,7 +271,7 @@ def start(host: Host, request: Request) -> Task:
         with contextlib.suppress(BrokenPipeError), open(end, "wb") as file:  # the agent may be gone: the run goes on
             file.write(encode(host.nonce, {"id": request.id, **header}))
 
-    detach(
+    processes.detach(
         lambda: launch(
             spec, secrets, state_folder=host.folder, lease_folder=host.lease_folder, umask=host.umask, answer=answer
         ),
@@ -235,6 +289,8 @@ def status(host: Host, request: Request) -> dict[str, Any]:
 
 def follow_run(host: Host, request: Request) -> Stream:
     """Stream a run's log and states."""
+    from gpulayer.remote.follow import follow
+
     return follow(Run(host.folder, request.text("run")), request.integer("offset"), request.tail())
 
 
@@ -255,6 +311,8 @@ def cancel(host: Host, request: Request) -> dict[str, Any]:
 
 def fetch_outputs(host: Host, request: Request) -> Stream:
     """Stream the files of a run that match."""
+    from gpulayer.remote.outputs import fetch
+
     run = Run(host.folder, request.text("run"))
     if not run.exists():
         raise RequestError("unknown_run", f"this host knows no run {run.id}")
@@ -262,6 +320,7 @@ def fetch_outputs(host: Host, request: Request) -> Stream:
 
 
 OPERATIONS: dict[str, Callable[[Host, Request], dict[str, Any] | Task | Stream]] = {
+    "probe": probe,
     "survey": survey,
     "have": have,
     "put": put,

@@ -6,15 +6,13 @@ A process is named by (pid, start): the kernel reuses pids, but not with the sam
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import subprocess
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC_PIDTBSDINFO = 3
@@ -108,15 +106,54 @@ def send(pid: int, start: int, number: int) -> None:
             os.kill(pid, number)
 
 
+def detach(work: Callable[[], None], keep: Collection[int], diary: str) -> None:
+    """Do `work` in a process that nothing ties to this one: own session, no parent, no descriptor but `keep`.
+
+    What it raises is written to the file `diary`.
+    """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            for standard in (0, 1, 2):
+                os.dup2(null, standard)
+            shed({0, 1, 2, *keep})  # exec would close the others, but nothing is executed here
+            os.chdir("/")
+            work()
+    except BaseException:  # noqa: BLE001  # a copy of the agent must not run on, and nobody is there to be told
+        with open(os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "w") as file:
+            import traceback
+
+            traceback.print_exc(file=file)
+    finally:
+        os._exit(0)
+
+
+def shed(keep: Collection[int]) -> None:
+    """Close all descriptors but `keep`."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # the one that listed the folder is closed already
+                os.close(int(name))
+
+
 def become_subreaper() -> bool:
     """Make orphaned descendants children of this process, so that none escapes; False where that cannot be had."""
     if sys.platform == "darwin":
         return False
+    import ctypes
+
     return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def _pids() -> list[int]:
     if sys.platform == "darwin":
+        import ctypes
+
         libc = ctypes.CDLL(None)
         count = libc.proc_listallpids(None, 0) + 64
         raw = (ctypes.c_int * count)()
@@ -132,6 +169,8 @@ def _writes(pid: int, descriptor: str) -> bool:
 
 def _writers_macos(path: str) -> set[int]:
     """Ask lsof, whose fields `p` and `a` are a process and how it has the file open (r, w, u)."""
+    import subprocess
+
     command = ["/usr/sbin/lsof", "-F", "pa", "--", path]
     answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
     found = set()
@@ -156,6 +195,8 @@ def _look_linux(pid: int) -> Process | None:
 
 
 def _look_macos(pid: int) -> Process | None:
+    import ctypes
+
     raw = ctypes.create_string_buffer(_BSDINFO_SIZE)
     size = ctypes.CDLL(None).proc_pidinfo(pid, _PROC_PIDTBSDINFO, ctypes.c_uint64(0), raw, _BSDINFO_SIZE)
     if size != _BSDINFO_SIZE:

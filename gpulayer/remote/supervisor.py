@@ -15,16 +15,16 @@ import select
 import signal
 import sys
 import time
-import traceback
 
 from gpulayer.remote import clock, job, processes, records, states
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
 from gpulayer.remote.runs import Run
+from gpulayer.remote.settling import orphans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
     from typing import Any
 
 _LOOK = 0.5  # seconds between looks at the cancel marker and the deadline; a signal makes it look at once
@@ -77,7 +77,7 @@ class Supervisor:
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            shed({0, 1, 2, gate, failure, *leases})
+            processes.shed({0, 1, 2, gate, failure, *leases})
             for lease in leases:
                 os.set_inheritable(lease, True)  # the job holds its devices itself, whatever becomes of us
             job.lead(self._run, spec, secrets, blobs, umask=umask, gate=gate, failure=failure)
@@ -270,90 +270,3 @@ class Caretaker(Supervisor):
     def _write(self, status: str) -> None:
         # An orphan stays one until its end.
         super()._write(status if status == states.ORPHANED else self.state["status"])
-
-
-def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
-    """Return the living processes of a run without a supervisor, with their starts, as far as they can be found.
-
-    These are its leader, whoever writes to its log, the leader's session, and all that descend from them.
-    """
-    table = processes.living()
-    roots = {pid for pid in processes.writers(run.log) if pid in table}
-    pid, start = leader
-    if pid in table and table[pid].start == start:
-        roots |= {pid} | {process.pid for process in table.values() if process.session == pid}
-    elif pid not in table:  # otherwise the number has gone to somebody else, and so may the session's
-        cookie = f"GPULAYER_RUN_ID={run.id}"
-        session = [process.pid for process in table.values() if process.session == pid]
-        roots |= {member for member in session if processes.has_environment(member, cookie)}
-    return {pid: table[pid].start for pid in processes.below(roots, table)}
-
-
-def settled(run: Run) -> dict[str, Any] | None:
-    """Return the state of a run, None where there is no such run. What its supervisor's death left open is settled."""
-    try:
-        final = run.final()
-    except records.DamagedError:
-        final = None
-        run.put_aside(run.exit)
-    if final is not None or not run.exists():
-        return final
-    lock = run.try_lock()
-    if lock is None:
-        state: dict[str, Any] = run.last_known()["state"]
-        return state
-    try:
-        return settle(run, lock)
-    finally:
-        os.close(lock)
-
-
-def settle(run: Run, lock: int) -> dict[str, Any]:
-    """Settle a run that exists and whose lock is ours: nobody watches it."""
-    final = run.final()
-    if final is not None:
-        return final
-    record = run.last_known()
-    state: dict[str, Any] = record["state"]
-    session = clock.session_id()
-    if session is None or record["session"] != session:
-        return run.finish(state, states.LOST, reason="reboot")
-    if state["status"] == states.LAUNCHING:
-        return run.finish(state, states.LOST, reason="never_started")
-    if not orphans(run, tuple(record["leader"])):
-        return run.finish(state, states.LOST, reason="supervisor_died")
-    detach(lambda: Caretaker(run, record, lock).watch(), {lock}, run.diary)
-    return {**state, "status": states.ORPHANED}
-
-
-def detach(work: Callable[[], None], keep: Collection[int], diary: str) -> None:
-    """Do `work` in a process that nothing ties to this one: own session, no parent, no descriptor but `keep`.
-
-    What it raises is written to the file `diary`.
-    """
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    try:
-        os.setsid()
-        if os.fork() == 0:
-            null = os.open(os.devnull, os.O_RDWR)
-            for standard in (0, 1, 2):
-                os.dup2(null, standard)
-            shed({0, 1, 2, *keep})  # exec would close the others, but nothing is executed here
-            os.chdir("/")
-            work()
-    except BaseException:  # noqa: BLE001  # a copy of the agent must not run on, and nobody is there to be told
-        with open(os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "w") as file:
-            traceback.print_exc(file=file)
-    finally:
-        os._exit(0)
-
-
-def shed(keep: Collection[int]) -> None:
-    """Close all descriptors but `keep`."""
-    for name in os.listdir("/dev/fd"):
-        if int(name) not in keep:
-            with contextlib.suppress(OSError):  # the one that listed the folder is closed already
-                os.close(int(name))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def test_hello_says_who_and_where_the_agent_is(tmp_path: Path) -> None:
         assert (tmp_path / "leases").stat().st_mode & 0o7777 == 0o1777
         assert second.hello()["host_id"] == hello["host_id"]
     assert agent.process.returncode == 0
+
+
+def test_nothing_is_served_before_hello(tmp_path: Path) -> None:
+    with AgentClient(tmp_path) as agent:
+        with pytest.raises(AgentError, match="must be 'hello'"):
+            agent.ask("probe")
+        agent.hello()
+        with pytest.raises(AgentError, match="'frameworks' must be") as caught:
+            agent.ask("probe")
+        assert caught.value.code == "request"
+        assert agent.ask("ping")[0]["now"] > 0
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o701])
@@ -75,3 +87,14 @@ def test_the_agent_outlives_a_reader_that_is_slow(tmp_path: Path) -> None:
         frame = encode(NONCE, {"id": 99, "op": "ping"})
         agent.write(frame * 2000)  # the answers fill the pipe
         assert agent.ask("ping")[0]["ok"] is True
+
+
+def test_a_probe_leaves_the_connection_alive(tmp_path: Path) -> None:
+    with AgentClient(tmp_path) as agent:
+        agent.hello()
+        probe = agent.send("probe", python=None, frameworks=[], fresh=False)
+        assert agent.ask("ping")[0]["ok"] is True
+        header, payload = agent.answer(probe)
+        assert header["ok"] is True
+        report = json.loads(payload)
+        assert report["host"]["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -137,12 +137,13 @@ def test_what_cannot_start_says_why(agent: AgentClient, fields: dict[str, Any], 
 
 def test_a_run_is_launched_once(agent: AgentClient, agents: Callable[..., AgentClient], tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    spec = new_spec(f"echo started >> {journal}; sleep 0.3")
+    spec = new_spec(f"echo started >> {journal}; until test -e {journal}.go; do sleep 0.02; done")
     others = [agents() for _ in range(3)]
     asked = [(other, other.send("launch", b"{}", spec=spec)) for other in (agent, *others)]
     answers = [other.answer(request)[0] for other, request in asked]
     assert sorted(answer["new"] for answer in answers) == [False, False, False, True]
     assert {answer["state"]["status"] for answer in answers} == {"running"}
+    Path(f"{journal}.go").touch()
     assert agent.follow(spec["run"])[0]["code"] == 0
     again = agent.launch(spec)
     assert (again["new"], again["state"]["status"]) == (False, "exited")

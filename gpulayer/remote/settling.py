@@ -1,0 +1,68 @@
+"""The state of a run for whoever asks: what a supervisor's death has left open is settled by the first who finds it."""
+
+from __future__ import annotations
+
+import os
+
+from gpulayer.remote import clock, processes, records, states
+from gpulayer.remote.runs import Run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
+    """Return the living processes of a run without a supervisor, with their starts, as far as they can be found.
+
+    These are its leader, whoever writes to its log, the leader's session, and all that descend from them.
+    """
+    table = processes.living()
+    roots = {pid for pid in processes.writers(run.log) if pid in table}
+    pid, start = leader
+    if pid in table and table[pid].start == start:
+        roots |= {pid} | {process.pid for process in table.values() if process.session == pid}
+    elif pid not in table:  # otherwise the number has gone to somebody else, and so may the session's
+        cookie = f"GPULAYER_RUN_ID={run.id}"
+        session = [process.pid for process in table.values() if process.session == pid]
+        roots |= {member for member in session if processes.has_environment(member, cookie)}
+    return {pid: table[pid].start for pid in processes.below(roots, table)}
+
+
+def settled(run: Run) -> dict[str, Any] | None:
+    """Return the state of a run, None where there is no such run. What its supervisor's death left open is settled."""
+    try:
+        final = run.final()
+    except records.DamagedError:
+        final = None
+        run.put_aside(run.exit)
+    if final is not None or not run.exists():
+        return final
+    lock = run.try_lock()
+    if lock is None:
+        state: dict[str, Any] = run.last_known()["state"]
+        return state
+    try:
+        return settle(run, lock)
+    finally:
+        os.close(lock)
+
+
+def settle(run: Run, lock: int) -> dict[str, Any]:
+    """Settle a run that exists and whose lock is ours: nobody watches it."""
+    final = run.final()
+    if final is not None:
+        return final
+    record = run.last_known()
+    state: dict[str, Any] = record["state"]
+    session = clock.session_id()
+    if session is None or record["session"] != session:
+        return run.finish(state, states.LOST, reason="reboot")
+    if state["status"] == states.LAUNCHING:
+        return run.finish(state, states.LOST, reason="never_started")
+    if not orphans(run, tuple(record["leader"])):
+        return run.finish(state, states.LOST, reason="supervisor_died")
+    from gpulayer.remote.supervisor import Caretaker  # needed seldom, and it needs much
+
+    processes.detach(lambda: Caretaker(run, record, lock).watch(), {lock}, run.diary)
+    return {**state, "status": states.ORPHANED}
