@@ -10,11 +10,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import sys
 from typing import Any
-
-_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
 
 # MTLGPUFamily of MTLDevice.h, newest first.
 _FAMILIES = (
@@ -90,5 +87,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.alarm(_ORPHAN_LIMIT_S)
     main(int(sys.argv[1]))

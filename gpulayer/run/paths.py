@@ -42,6 +42,10 @@ class Paths:
         """Cache of the hashes of shipped files, by size and time."""
         return self.root / "hashes.json"
 
+    def lock(self, project: str) -> Path:
+        """Return the file that whoever launches runs of a project holds locked."""
+        return self.root / f"{project}.lock"
+
     def run(self, run: str) -> Path:
         """Return a run's folder. Run ids come from hosts too, hence the check (UsageError)."""
         if not RUN_ID.fullmatch(run):

@@ -125,7 +125,8 @@ class Store:
                     intent.run
                     for intent in intents
                     if connection.execute(
-                        "UPDATE runs SET status = ?, host = ?, devices = ?, spec = ? WHERE run = ? AND status = ?",
+                        "UPDATE runs SET status = ?, host = ?, devices = ?, spec = ?, collected = 0"
+                        " WHERE run = ? AND status = ?",
                         (states.LAUNCHING, intent.host, _compact(intent.devices), _compact(intent.spec), intent.run,
                          states.QUEUED),
                     ).rowcount
@@ -133,27 +134,30 @@ class Store:
         finally:
             self._connection.execute("PRAGMA synchronous = NORMAL")
 
-    def drop(self, project: str, runs: Iterable[str]) -> list[KnownRun]:
+    def drop(self, runs: Iterable[str]) -> list[KnownRun]:
         """Cancel runs that are still queued, and return those that were."""
         with self._writing() as connection:
             dropped = [
                 run
                 for run in runs
                 if connection.execute(
-                    "UPDATE runs SET status = ? WHERE run = ? AND project = ? AND status = ?",
-                    (states.CANCELLED, run, project, states.QUEUED),
+                    "UPDATE runs SET status = ? WHERE run = ? AND status = ?",
+                    (states.CANCELLED, run, states.QUEUED),
                 ).rowcount
             ]
         return [found for run in dropped if (found := self.run(run)) is not None]
 
-    def record(self, event: Event, run: KnownRun | None = None) -> None:
-        """Append an event, and bring the view of its run up to date: what is final is replaced by final words only."""
+    def record(self, entries: Sequence[tuple[Event, KnownRun | None]]) -> None:
+        """Append events, and bring the view of their runs up to date: what is final is replaced by final words only."""
         with self._writing() as connection:
-            connection.execute(
+            connection.executemany(
                 "INSERT INTO events (at, event, job, run, host, detail) VALUES (?, ?, ?, ?, ?, ?)",
-                (event.at, event.event, event.job, event.run, event.host, _compact(event.detail)),
+                (
+                    (event.at, event.event, event.job, event.run, event.host, _compact(event.detail))
+                    for event, _ in entries
+                ),
             )
-            if run is not None:
+            for run in (run for _, run in entries if run is not None):
                 allowed = "" if run.status in states.FINAL else f" AND status NOT IN ({FINAL})"
                 _, _, _, _, *now = _row(run)
                 connection.execute(  # words of the table alone go into the text

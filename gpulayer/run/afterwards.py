@@ -1,0 +1,188 @@
+"""What can be asked and done from any terminal, after the fact: status, cancel, logs, fetch."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gpulayer.errors import HostError, UsageError
+from gpulayer.fleet.session import AgentError, Fleet, Session
+from gpulayer.placement.plan import KnownRun
+from gpulayer.remote import states
+from gpulayer.run.events import OUTPUT, Event, now, status_event
+from gpulayer.run.executor import report_summary
+from gpulayer.run.follow import Follower, Links, Reporter
+from gpulayer.run.replies import Reader, run_state
+from gpulayer.run.store import Store
+from gpulayer.run.work import Step, Work, outcome_of
+
+STATUS_SCHEMA: Final = "gpulayer.status/1"
+ASKED_AT_ONCE: Final = 1000  # run ids in one question: a frame's header holds them
+CHUNK: Final = 256 * 2**10
+
+
+def status_document(runs: Iterable[KnownRun]) -> dict[str, Any]:
+    """Return the `gpulayer.status/1` document that `status --json` prints."""
+    return {
+        "schema": STATUS_SCHEMA,
+        "runs": [
+            {
+                "job": run.job, "run": run.run, "host": run.host or None, "devices": list(run.devices),
+                "status": run.status, "code": run.code, "signal": run.signal, "reason": run.reason,
+                "started_at": run.started_at, "ended_at": run.ended_at, "attempt": run.attempt,
+            }
+            for run in runs
+        ],
+    }  # fmt: skip
+
+
+async def status(store: Store, fleet: Fleet, project: str | None = None) -> list[KnownRun]:
+    """Return every run in the order in which they were taken in hand; the hosts are asked for those without an end.
+
+    A run whose host does not answer, or is no longer in the inventory, is `unknown`.
+    """
+    runs = store.runs(project)
+    asked = await ask(fleet, [run for run in runs if run.host and run.status not in states.FINAL])
+    return [asked.get(run.run, run) if run.status not in states.FINAL else run for run in runs]
+
+
+async def ask(fleet: Fleet, runs: Sequence[KnownRun]) -> dict[str, KnownRun]:
+    """Return runs as their hosts tell them now, by run id."""
+    by_host: dict[str, list[KnownRun]] = defaultdict(list)
+    for run in runs:
+        by_host[run.host].append(run)
+    sessions = await fleet.connect([host for host in by_host if host in fleet.inventory.hosts])
+    answers = await asyncio.gather(
+        *(_ask(host, sessions.get(host), its_runs) for host, its_runs in by_host.items())
+    )  # fmt: skip
+    return {run.run: run for answer in answers for run in answer}
+
+
+async def _ask(host: str, session: Session | HostError | None, runs: Sequence[KnownRun]) -> list[KnownRun]:
+    if session is None:
+        return [_unknown(run, f"{host} is not in the inventory") for run in runs]
+    if isinstance(session, HostError):
+        return [_unknown(run, str(session)) for run in runs]
+    found: list[KnownRun] = []
+    try:
+        for start in range(0, len(runs), ASKED_AT_ONCE):
+            part = runs[start : start + ASKED_AT_ONCE]
+            told = Reader(host, (await session.request("status", runs=[run.run for run in part])).header).get("states")
+            found += [_told(host, run, told.get(run.run) if isinstance(told, Mapping) else None) for run in part]
+    except (HostError, AgentError) as error:
+        found += [_unknown(run, str(error)) for run in runs[len(found) :]]
+    return found
+
+
+def _told(host: str, run: KnownRun, state: object) -> KnownRun:
+    if state is not None:
+        return run_state(host, state).run
+    if run.status == states.LAUNCHING:  # the launch never arrived: nothing was started
+        return replace(run, status=states.QUEUED, host="", devices=())
+    return _unknown(run, f"{host} no longer knows this run")
+
+
+def _unknown(run: KnownRun, reason: str) -> KnownRun:
+    return replace(run, status=states.UNKNOWN, reason=reason)
+
+
+def runs_of(store: Store, jobs: Sequence[str] | None, project: str | None = None) -> list[KnownRun]:
+    """Return the latest run of each job (a run id names a run itself); None means all jobs.
+
+    UsageError names a job that was never run here.
+    """
+    runs = store.runs(project)
+    latest = {run.job: run for run in runs}
+    if jobs is None:
+        return list(latest.values())
+    by_id = {run.run: run for run in runs}
+    for job in jobs:
+        if job not in latest and job not in by_id:
+            raise UsageError(
+                f"no run of {job!r} is known here", fix="`gpulayer status` shows the runs that are"
+            )  # fmt: skip
+    return [latest.get(job) or by_id[job] for job in jobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Afterwards:
+    """One command after the fact, with the links that it works over."""
+
+    store: Store
+    fleet: Fleet
+    reporter: Reporter
+    patience: float
+
+    @property
+    def _follower(self) -> Follower:
+        links = Links(fleet=self.fleet, reporter=self.reporter, patience=self.patience)
+        return Follower(links=links, reporter=self.reporter, store=self.store)
+
+    async def cancel(self, runs: Sequence[KnownRun], *, grace: float | None) -> None:
+        """Drop what waits, cancel what runs, and wait for each verified end. `grace` is seconds, None the job's."""
+        dropped = {run.run: run for run in self.store.drop([run.run for run in runs])}
+        follower = self._follower
+        works = [Work(run=dropped.get(run.run, run), step=Step.NOTHING) for run in runs]
+        await asyncio.gather(*(self._cancel_one(work, follower, grace) for work in works))
+        report_summary(self.reporter, [work.outcome or outcome_of(work.run) for work in works])
+
+    async def _cancel_one(self, work: Work, follower: Follower, grace: float | None) -> None:
+        run = work.run
+        if run.status in states.FINAL or not run.host:
+            self.reporter.status(run)
+        else:
+            by = f"{getpass.getuser()}@{socket.gethostname()}"
+            try:
+                await follower.links.insist(
+                    run.host, lambda session: session.request("cancel", run=run.run, grace=grace, by=by)
+                )
+                state = await follower.follow(run)
+                work.run = state.run
+                await follower.collect(state)
+            except (HostError, AgentError) as error:
+                if work.run.status not in states.FINAL:
+                    work.run = _unknown(run, str(error))
+                    self.reporter.status(work.run)
+                self.reporter.warn(str(error), run=run)
+        work.outcome = outcome_of(work.run)
+
+    async def logs(self, run: KnownRun, *, follow: bool) -> None:
+        """Report a run's output from its beginning: what is here, then what its host has, with `follow` to its end."""
+        await self._replay(run)
+        if run.host and run.run not in self.store.collected():
+            follower = self._follower
+            state = await follower.follow(run) if follow else await follower.catch_up(run)
+            run = state.run
+            if run.status in states.FINAL:
+                await follower.collect(state)
+        self.reporter.channel.put(status_event(run))  # how it stands is known already: said, not recorded again
+
+    async def _replay(self, run: KnownRun) -> None:
+        path, offset = self.store.paths.log(run.run), 0
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            while data := file.read(CHUNK):
+                await self.reporter.channel.put_output(
+                    Event(
+                        event=OUTPUT, at=now(), job=run.job, run=run.run, host=run.host or None, data=data,
+                        detail={"offset": offset},
+                    )
+                )  # fmt: skip
+                offset += len(data)
+
+    async def fetch(self, run: KnownRun) -> None:
+        """Fetch a run's outputs as they are now, and the rest of its log where it has ended."""
+        if not run.host:
+            raise UsageError(f"{run.job} was never launched, so it has no outputs", fix="gpulayer attach")
+        follower = self._follower
+        state = await follower.state(run)
+        if state.run.status in states.FINAL:
+            await follower.collect(await follower.follow(run))
+        else:
+            await follower.fetch(state)

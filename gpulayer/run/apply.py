@@ -1,0 +1,197 @@
+"""Carry out a plan, or go on with it: one stream of events, whose reader may leave at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpulayer.errors import GpulayerError, StalePlanError, UsageError
+from gpulayer.fleet.session import Fleet
+from gpulayer.fleet.tree import Tree
+from gpulayer.placement.plan import Action, HostView, KnownRun, Plan, stale
+from gpulayer.remote import states
+from gpulayer.run.channel import Channel
+from gpulayer.run.events import Event
+from gpulayer.run.executor import Executor, report_summary
+from gpulayer.run.follow import PATIENCE, Follower, Links, Reporter
+from gpulayer.run.launch import Launcher, check_secrets
+from gpulayer.run.lock import launching
+from gpulayer.run.planning import changed_code, check_applicable, code_of, documents_of, question_for
+from gpulayer.run.store import Store
+from gpulayer.run.survey import Question, reached, survey
+from gpulayer.run.work import Outcome, Step, Work, needed_hosts, outcome_of, planned_outcome, works_of
+from gpulayer.spec.inventory import Inventory
+from gpulayer.spec.jobs import JobSet
+
+STARTS: Final = frozenset({Action.RUN, Action.QUEUE, Action.RETRY})
+PLAN_ANEW: Final = "plan anew: gpulayer plan"
+PARTIAL: Final = "--partial runs what can be run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What all of this module works with. `patience` is how many seconds a silent host is waited for."""
+
+    jobs: JobSet
+    inventory: Inventory
+    fleet: Fleet
+    store: Store
+    reporter: Reporter
+    detach: bool = False
+    patience: float = PATIENCE
+
+
+async def stream(store: Store, act: Callable[[Reporter], Awaitable[None]]) -> AsyncGenerator[Event, None]:
+    """Yield the events that `act` reports while it runs, and raise its error after them. Leaving ends `act`."""
+    channel = Channel()
+    task = asyncio.ensure_future(act(Reporter(store=store, channel=channel)))
+    task.add_done_callback(lambda _: channel.close())
+    try:
+        async for event in channel.read():
+            yield event
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
+    """Apply a plan. Where it cannot be carried out as a whole nothing is started, unless `partial`.
+
+    UsageError for unset secrets and plans that may not be applied, StalePlanError where what it stands on has changed.
+    """
+    jobs = scene.jobs
+    check_applicable(plan, jobs)
+    check_secrets(jobs.jobs[job.job] for job in plan.jobs if job.action in STARTS and job.job in jobs.jobs)
+    with launching(scene.store.paths, jobs.project) as other:
+        if other is not None:
+            raise UsageError(
+                f"process {other} is carrying out a plan of {jobs.project} already",
+                fix="follow it with `gpulayer attach`, or wait until it has ended",
+            )
+        refusals = [job for job in plan.jobs if job.action is Action.REFUSE]
+        if refusals and not partial:
+            count = f"{len(refusals)} job{'s' if len(refusals) > 1 else ''}"
+            scene.reporter.warn(f"nothing was started: {count} cannot be placed", fix=PARTIAL)
+            report_summary(scene.reporter, [planned_outcome(plan, job) for job in plan.jobs])
+            return
+        history, collected = scene.store.runs(jobs.project), scene.store.collected()
+        must, may = needed_hosts(plan)
+        known = {job.run for job in plan.jobs}
+        may |= {run.host for run in history if run.run in known - collected}
+        hosts = [host for name, host in scene.inventory.hosts.items() if name in must | may]
+        code = await code_of(jobs, scene.inventory)
+        views = reached([answer.view for answer in await survey(scene.fleet, hosts, question_for(jobs))])
+        if changes := _changes(scene, plan, views) + changed_code(plan, jobs, code):
+            raise StalePlanError("the plan is stale:\n  " + "\n  ".join(changes), fix=PLAN_ANEW)
+        works = works_of(plan, jobs, views, history, resume=False)
+        silent = sorted(must - set(views))
+        for host in silent:
+            scene.reporter.warn("does not answer, and the plan needs it", host=host, fix=f"gpulayer probe {host}")
+        for work in works:
+            hosts_of = (
+                {work.place[1].host} if work.place else set(plan.shapes[work.shape].fits) if work.shape else set()
+            )
+            if work.step in {Step.START, Step.QUEUE} and not hosts_of & set(views):
+                work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
+        if not partial and any(work.outcome in {Outcome.UNREACHABLE, Outcome.UNKNOWN} for work in works):
+            scene.reporter.warn("nothing was started: a host that is needed does not answer", fix=PARTIAL)
+            report_summary(scene.reporter, [work.outcome or outcome_of(work.run) for work in works])
+            return
+        await _execute(scene, plan, works, views, code.trees)
+
+
+def _changes(scene: Scene, plan: Plan, views: Mapping[str, HostView]) -> list[str]:
+    """Say what has changed of all that a plan stands on, on the hosts that answered."""
+    asked = replace(plan, hosts=tuple(host for host in plan.hosts if host.name in views))
+    return stale(asked, list(views.values()), documents_of(scene.jobs, scene.inventory))
+
+
+async def go_on(scene: Scene, plan: Plan | None) -> None:
+    """Follow whatever runs of this project, fetch what has ended since, and go on with the queue of the plan.
+
+    Where documents or code have changed since it was made the queue stays, and StalePlanError says so at the end.
+    """
+    jobs, store = scene.jobs, scene.store
+    with launching(store.paths, jobs.project) as other:
+        history = store.runs(jobs.project)
+        waiting = {run.job for run in history if run.status in {states.QUEUED, states.LAUNCHING}}
+        resume = plan is not None and bool(waiting) and other is None
+        question = question_for(jobs) if resume else Question(project=jobs.project, frameworks=None)
+        if resume:
+            check_secrets(job for name, job in jobs.jobs.items() if name in waiting)
+        answers = await survey(scene.fleet, scene.inventory.hosts.values(), question)
+        views = reached([answer.view for answer in answers])
+        changes: list[str] = []
+        trees: Mapping[str, Tree] = {}
+        works: list[Work] = []
+        if plan is not None and resume:
+            try:
+                check_applicable(plan, jobs)
+                code = await code_of(jobs, scene.inventory)
+                trees, changes = code.trees, _changes(scene, plan, views) + changed_code(plan, jobs, code)
+            except GpulayerError as error:
+                changes = [str(error)]
+            if not changes:
+                works = [
+                    work for work in works_of(plan, jobs, views, history, resume=True) if work.run.job in waiting
+                ]  # fmt: skip
+        works += _others(works, views, history, store.collected())
+        await _execute(scene, plan, works, views, trees)
+        if other is not None and waiting:
+            scene.reporter.warn(f"the queue is in the hands of process {other}")
+    if changes:
+        raise StalePlanError("the queue was left alone, the plan is stale:\n  " + "\n  ".join(changes), fix=PLAN_ANEW)
+
+
+def _others(
+    works: Sequence[Work], views: Mapping[str, HostView], history: Sequence[KnownRun], collected: set[str]
+) -> list[Work]:
+    """Return works for all other runs that hosts or history know as running, or whose log is not all here."""
+    in_hand = {work.run.run for work in works}
+    local = {run.run: run for run in history}
+    there = {run.run: run for view in views.values() for run in view.runs}
+    found: list[Work] = []
+    for run in there.values():
+        if run.run not in in_hand and (run.status not in states.FINAL or run.run in local.keys() - collected):
+            final = run.status in states.FINAL
+            found.append(Work(run=run, step=Step.NOTHING if final else Step.FOLLOW, outcome=_final(run)))
+    for run in history:
+        if run.run in in_hand or run.run in there or run.status in states.FINAL or not run.host:
+            continue
+        if run.status == states.LAUNCHING and run.host in views:  # the launch never arrived
+            undone = replace(run, status=states.QUEUED, host="", devices=())
+            found.append(Work(run=undone, step=Step.NOTHING, outcome=Outcome.QUEUED))
+            continue
+        reason = "the host no longer knows this run" if run.host in views else f"{run.host} does not answer"
+        unknown = replace(run, status=states.UNKNOWN, reason=reason)
+        found.append(Work(run=unknown, step=Step.NOTHING, outcome=Outcome.UNKNOWN))
+    return found
+
+
+def _final(run: KnownRun) -> Outcome | None:
+    return outcome_of(run) if run.status in states.FINAL else None
+
+
+async def _execute(
+    scene: Scene, plan: Plan | None, works: Sequence[Work], views: Mapping[str, HostView], trees: Mapping[str, Tree]
+) -> None:
+    links = Links(fleet=scene.fleet, reporter=scene.reporter, patience=scene.patience)
+    follower = Follower(links=links, reporter=scene.reporter, store=scene.store)
+    launcher = Launcher(links=links, reporter=scene.reporter, trees=trees)
+    executor = Executor(
+        project=scene.jobs.project,
+        plan=plan,
+        works=works,
+        views=dict(views),
+        pythons={name: scene.fleet.python(name) for name in views},
+        launcher=launcher,
+        follower=follower,
+        links=links,
+        reporter=scene.reporter,
+        store=scene.store,
+        detach=scene.detach,
+    )
+    await executor.run()

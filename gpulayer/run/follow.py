@@ -1,0 +1,270 @@
+"""Follow runs: their output into local files, their states into the store, through lost links and back."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gpulayer.errors import HostError, Stage, StateError, UsageError
+from gpulayer.fleet.artifacts import fetch
+from gpulayer.fleet.session import AgentError, Fleet, Session, Stream
+from gpulayer.placement.plan import KnownRun
+from gpulayer.remote import states
+from gpulayer.run.channel import Channel
+from gpulayer.run.events import FETCHED, LINK_BACK, LINK_LOST, LOG_REPLACED, OUTPUT, WARNING, Event, now, status_event
+from gpulayer.run.replies import Reader, RunState, run_state
+from gpulayer.run.store import Store
+
+TAIL: Final = 4096  # bytes before the offset that host and follower compare
+PATIENCE: Final = 600.0  # seconds without a word from a host until its runs are `unknown`
+PAUSES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts while a host does not answer
+
+
+HOPELESS: Final = frozenset({Stage.HOST_KEY, Stage.AUTHENTICATE})  # no repetition mends these; hosts punish it
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Reporter:
+    """Where everything that happens goes: the store and the reader's stream, in one step."""
+
+    store: Store
+    channel: Channel
+
+    def say(self, event: Event, run: KnownRun | None = None) -> None:
+        """Record an event, with the run as it is now, and show it."""
+        self.store.record([(event, run)])
+        self.channel.put(event)
+
+    def statuses(self, runs: Iterable[tuple[KnownRun, Mapping[str, object]]]) -> None:
+        """Report how many runs stand, in one step."""
+        entries = [(status_event(run, **detail), run) for run, detail in runs]
+        self.store.record(entries)
+        for event, _ in entries:
+            self.channel.put(event)
+
+    def status(self, run: KnownRun, **detail: object) -> None:
+        """Report a run's status."""
+        self.say(status_event(run, **detail), run)
+
+    def warn(
+        self, message: str, *, fix: str | None = None, host: str | None = None, run: KnownRun | None = None
+    ) -> None:
+        """Report what is not well and stops nothing."""
+        self.say(
+            Event(
+                event=WARNING, at=now(), job=run.job if run else None, run=run.run if run else None,
+                host=host or (run.host if run else None), detail={"message": message, "fix": fix},
+            )
+        )  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Links:
+    """The sessions of a fleet, with one word for each host that is lost and one when it is back."""
+
+    fleet: Fleet
+    reporter: Reporter
+    patience: float = PATIENCE
+    _lost: dict[str, _Silence] = field(default_factory=dict)
+
+    async def insist(self, host: str, step: Callable[[Session], Awaitable[T]]) -> T:
+        """Return what `step(session)` gives, over a new connection where one is lost.
+
+        HostError when the host has not answered for as long as patience lasts. A step is done again as a whole: it is
+        one that may be, because the host does nothing twice.
+        """
+        while True:
+            silence = self._lost.get(host)
+            left = self.patience if silence is None else silence.since + self.patience - time.monotonic()
+            try:
+                result = await step(await self.fleet.session(host, deadline=max(left, 0.0)))
+            except HostError as error:
+                if (pause := self._silent(error)) is None:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                self.answered(host)
+                return result
+
+    def answered(self, host: str) -> None:
+        """Note that a host has answered."""
+        if self._lost.pop(host, None) is not None:
+            self.reporter.say(Event(event=LINK_BACK, at=now(), host=host))
+
+    def _silent(self, error: HostError) -> float | None:
+        """Note that a host does not answer; return the seconds until it is asked again, None when patience ends."""
+        silence = self._lost.get(error.host)
+        if silence is None:
+            silence = self._lost[error.host] = _Silence(since=time.monotonic())
+            self.reporter.say(Event(event=LINK_LOST, at=now(), host=error.host, detail={"error": str(error)}))
+        elif time.monotonic() - silence.since >= self.patience:
+            return None
+        if error.stage in HOPELESS:
+            return None
+        pause = PAUSES[min(silence.attempts, len(PAUSES) - 1)]
+        silence.attempts += 1
+        return pause
+
+
+@dataclass(slots=True)
+class _Silence:
+    """Since when a host does not answer, on the monotonic clock, and how often it was asked since."""
+
+    since: float
+    attempts: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Follower:
+    """Follows runs until their end, or until their host is given up."""
+
+    links: Links
+    reporter: Reporter
+    store: Store
+
+    async def follow(self, run: KnownRun) -> RunState:
+        """Return a run's final state, after its whole log is here, and report each change of status on the way.
+
+        HostError where the host is given up, AgentError where it no longer knows the run. The log is written at the
+        host's own offsets, so that two followers of one run write the same bytes.
+        """
+        current = run
+
+        def changed(state: RunState) -> None:
+            nonlocal current
+            if state.run.status != current.status:
+                self.reporter.status(state.run, accelerator=state.accelerator)
+            current = state.run
+
+        last = await self.links.insist(run.host, lambda session: self._stream(session, run, changed))
+        state = run_state(run.host, last.get("state"))
+        changed(state)
+        return state
+
+    async def catch_up(self, run: KnownRun) -> RunState:
+        """Return a run's state once all of the log that is there now is here; waits for no more. Errors alike."""
+        state = await self.state(run)
+        if state.run.status in states.FINAL:
+            return await self.follow(run)
+        await self.links.insist(
+            run.host, lambda session: self._stream(session, run, lambda _: None, until=state.log_size or 0)
+        )
+        return state
+
+    async def state(self, run: KnownRun) -> RunState:
+        """Return a run as its host tells it now. Errors alike; UsageError where the host does not know it."""
+        reply = await self.links.insist(run.host, lambda session: session.request("status", runs=[run.run]))
+        told = Reader(run.host, reply.header).get("states")
+        if not isinstance(told, Mapping) or told.get(run.run) is None:
+            raise UsageError(
+                f"{run.host} no longer knows {run.run}", fix="what came from it before is in .gpulayer/runs"
+            )
+        return run_state(run.host, told[run.run])
+
+    async def collect(self, state: RunState) -> None:
+        """Fetch the outputs of a run that has ended, whatever its end, and note that all is here. Errors alike."""
+        await self.fetch(state)
+        self.store.collect(state.run.run)
+
+    async def fetch(self, state: RunState) -> None:
+        """Fetch a run's outputs as they are now. Errors alike, and StateError where they cannot be written here."""
+        run = state.run
+        if state.outputs:
+            place = self.store.paths.outputs(run.run)
+            fetched = await self.links.insist(run.host, lambda session: fetch(session, run.run, state.outputs, place))
+            self.reporter.say(
+                Event(
+                    event=FETCHED, at=now(), job=run.job, run=run.run, host=run.host,
+                    detail={
+                        "files": fetched.files, "bytes": fetched.bytes, "path": str(place),
+                        "skipped": [list(entry) for entry in fetched.skipped],
+                    },
+                )
+            )  # fmt: skip
+
+    async def _stream(
+        self, session: Session, run: KnownRun, changed: Callable[[RunState], None], until: int | None = None
+    ) -> Mapping[str, Any]:
+        """Copy a run's log and return the last header: it has the final state, unless `until` stopped it before."""
+        self.store.paths.create_run(run.run)
+        path = self.store.paths.log(run.run)
+        while True:
+            offset, tail = local_end(path)
+            stream = await session.stream("follow", run=run.run, offset=offset, tail=tail)
+            try:
+                await self._copy(stream, run, offset, changed, until)
+            except AgentError as error:
+                if error.code != LOG_REPLACED:
+                    raise
+                path.replace(path.with_name(f"{path.name}.replaced-{time.time_ns()}"))
+                self.reporter.say(
+                    Event(
+                        event=LOG_REPLACED, at=now(), job=run.job, run=run.run, host=run.host, detail={"offset": offset}
+                    )
+                )  # fmt: skip
+            else:
+                return stream.last or {}
+
+    async def _copy(
+        self, stream: Stream, run: KnownRun, offset: int, changed: Callable[[RunState], None], until: int | None
+    ) -> None:
+        """Write and report the log from `offset` to its end, or to `until`."""
+        path = self.store.paths.log(run.run)
+        if until is not None and offset >= until:
+            await stream.stop()
+        async for frame in stream:
+            self.links.answered(run.host)
+            reader = Reader(run.host, frame.header)
+            if reader.get("state") is not None:
+                changed(run_state(run.host, reader.get("state")))
+                continue
+            if reader.number("off") != offset:
+                raise reader.bad("off")
+            write_at(path, offset, frame.payload)
+            await self.reporter.channel.put_output(
+                Event(
+                    event=OUTPUT, at=now(), job=run.job, run=run.run, host=run.host, data=frame.payload,
+                    detail={"offset": offset},
+                )
+            )  # fmt: skip
+            offset += len(frame.payload)
+            if until is not None and offset >= until:
+                await stream.stop()
+
+
+def local_end(path: Path) -> tuple[int, dict[str, Any] | None]:
+    """Return the size of a local log and what docs/protocol.md calls its tail, None where it is empty."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            data = file.read(TAIL)
+    except FileNotFoundError:
+        return 0, None
+    return size, {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} if size else None
+
+
+def write_at(path: Path, offset: int, data: bytes) -> None:
+    """Write bytes of a log at their offset. The file is opened anew each time: a thousand runs hold no descriptor."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                view, offset = view[written:], offset + written
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be written: {error.strerror}",
+            fix="free space; the jobs go on, and `gpulayer attach` gets the rest of their output",
+        ) from error

@@ -1,0 +1,129 @@
+"""Readers of what a host says about runs. A host may be broken or hostile: nothing is believed unchecked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpulayer.errors import HostError, Stage
+from gpulayer.placement.plan import KnownRun
+from gpulayer.remote import states
+from gpulayer.run.paths import RUN_ID
+
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+KEY: Final = re.compile(r"[0-9a-f]{8,64}")
+HOST_WORDS: Final = frozenset(states.MOVES) - {states.QUEUED, states.UNKNOWN}
+MOST: Final = 2**53  # the largest whole number that JSON carries exactly everywhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A run as its host tells it; `log_size` is bytes so far, None where the host does not know."""
+
+    run: KnownRun
+    accelerator: str | None
+    log_size: int | None
+    outputs: tuple[str, ...]
+
+
+def run_state(host: str, state: object) -> RunState:
+    """Read one state of docs/protocol.md; HostError (stage protocol) names the field that does not hold."""
+    reader = Reader(host, state)
+    status = reader.text("status")
+    if status not in HOST_WORDS:
+        raise reader.bad("status")
+    return RunState(
+        run=KnownRun(
+            run=reader.matching("run", RUN_ID),
+            job=reader.matching("job", NAME),
+            key=reader.matching("key", KEY),
+            attempt=reader.number("attempt"),
+            host=host,
+            status=status,
+            devices=reader.words("devices"),
+            code=reader.optional_number("code"),
+            signal=reader.optional_number("signal"),
+            reason=reader.optional_text("reason"),
+            started_at=reader.optional_text("started_at"),
+            ended_at=reader.optional_text("ended_at"),
+        ),
+        accelerator=reader.optional_text("accelerator"),
+        log_size=reader.optional_number("log_size"),
+        outputs=reader.words("outputs"),
+    )
+
+
+class Reader:
+    """Typed getters over one object of a reply; each names its key where the value does not hold."""
+
+    def __init__(self, host: str, document: object) -> None:
+        """`document` is what came; only an object is taken."""
+        self._host = host
+        if not isinstance(document, Mapping):
+            raise HostError(host, Stage.PROTOCOL, "the agent's answer is not an object", fix=FIX)
+        self._document: Mapping[str, Any] = document
+
+    def bad(self, key: str) -> HostError:
+        """Return the error for a key whose value does not hold."""
+        return HostError(self._host, Stage.PROTOCOL, f"the agent's answer has no usable {key!r}", fix=FIX)
+
+    def get(self, key: str) -> Any:  # noqa: ANN401  # what a host says has any type
+        """Return the raw value, None where it is missing."""
+        return self._document.get(key)
+
+    def text(self, key: str) -> str:
+        """Return a string."""
+        value = self.get(key)
+        if not isinstance(value, str):
+            raise self.bad(key)
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        """Return a string or None."""
+        return None if self.get(key) is None else self.text(key)
+
+    def matching(self, key: str, pattern: re.Pattern[str]) -> str:
+        """Return a string that the whole pattern matches."""
+        value = self.text(key)
+        if not pattern.fullmatch(value):
+            raise self.bad(key)
+        return value
+
+    def number(self, key: str) -> int:
+        """Return a whole number; negative ones are exit codes of no system and sizes of nothing."""
+        value = self.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+            raise self.bad(key)
+        return value
+
+    def optional_number(self, key: str) -> int | None:
+        """Return a whole number or None."""
+        return None if self.get(key) is None else self.number(key)
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings; a missing one is empty."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise self.bad(key)
+        return tuple(value)
+
+    def table(self, key: str) -> dict[str, str]:
+        """Return an object whose values are strings."""
+        value = self.get(key)
+        if not isinstance(value, dict) or not all(isinstance(word, str) for word in value.values()):
+            raise self.bad(key)
+        return dict(value)
+
+    def items(self, key: str) -> list[Any]:
+        """Return a list of whatever."""
+        value = self.get(key)
+        if not isinstance(value, list):
+            raise self.bad(key)
+        return value
+
+
+FIX: Final = "look at the host: another program may answer in the agent's place, or its state folder may be damaged"

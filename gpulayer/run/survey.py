@@ -1,0 +1,227 @@
+"""Ask the hosts: what they are, what holds their devices, and which runs of a project they know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gpulayer.errors import GpulayerError, HostError, Stage, UsageError
+from gpulayer.fleet.session import AgentError, Fleet, Session
+from gpulayer.gpu.facts import BadReportError, HostFacts, facts_from_report
+from gpulayer.placement.plan import HostView, KnownRun
+from gpulayer.run.replies import Reader, RunState, run_state
+from gpulayer.spec.inventory import Host, Inventory
+
+FLEET_SCHEMA: Final = "gpulayer.fleet/1"
+PROBE_LIMIT: Final = 120.0  # seconds: torch's first import on a cold disk takes tens of them
+
+LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists no runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """One host's answer: the view that planning uses, and the raw probe report (None where there is none)."""
+
+    view: HostView
+    report: Mapping[str, Any] | None = None
+    states: tuple[RunState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of every host.
+
+    `project` None asks for no runs and holders; `frameworks` None asks for no probe. `python` is the interpreter that
+    is probed, on the host; None is the inventory's.
+    """
+
+    project: str | None = None
+    frameworks: tuple[str, ...] | None = ()
+    python: str | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """What is taken on a host: `holders` {device id: run id or text}, and how many CPU slots."""
+
+    holders: Mapping[str, str]
+    slots_held: int
+
+
+async def survey(fleet: Fleet, hosts: Iterable[Host], question: Question) -> list[Surveyed]:
+    """Ask all hosts at once, and answer in their order. A host that fails is not reached, with the stage and why."""
+    hosts = list(hosts)
+    found = await fleet.connect([host.name for host in hosts])
+    answers = await asyncio.gather(*(_survey(host, found[host.name], question) for host in hosts))
+    return _one_name_a_host(answers, found)
+
+
+async def _survey(host: Host, session: Session | HostError, question: Question) -> Surveyed:
+    if isinstance(session, HostError):
+        return _unreached(host, session)
+    try:
+        hello = Reader(host.name, session.hello)
+        domain = (hello.text("boot_id"), hello.text("lease_dir"))
+        report, facts = await _probe(session, host, question)
+        states: tuple[RunState, ...] = ()
+        taken = Occupancy(holders={}, slots_held=0)
+        if question.project is not None:
+            taken, states = await known_runs(session, question.project)
+    except HostError as error:
+        return _unreached(host, error)
+    except AgentError as error:
+        return _unreached(host, HostError(host.name, Stage.PROTOCOL, error.message, fix=error.fix))
+    view = HostView(
+        host=host,
+        reached=True,
+        facts=facts,
+        domain=domain,
+        holders=taken.holders,
+        slots_held=taken.slots_held,
+        runs=tuple(state.run for state in states),
+    )
+    return Surveyed(view=view, report=report, states=states)
+
+
+async def _probe(session: Session, host: Host, question: Question) -> tuple[Mapping[str, Any] | None, HostFacts | None]:
+    if question.frameworks is None:
+        return None, None
+    reply = await session.request(
+        "probe",
+        timeout=PROBE_LIMIT,
+        python=question.python or session.python,
+        frameworks=list(question.frameworks),
+        fresh=question.fresh,
+    )
+    try:
+        report = json.loads(reply.payload)
+        return report, facts_from_report(report)
+    except (BadReportError, ValueError, RecursionError) as error:
+        raise HostError(
+            host.name, Stage.PROTOCOL, f"the probe's report does not hold: {error}",
+            fix="run `python -m gpulayer.probe` on the host and look at what it prints",
+        ) from error  # fmt: skip
+
+
+async def known_runs(session: Session, project: str) -> tuple[Occupancy, tuple[RunState, ...]]:
+    """Return what is taken on a host and every run of a project that it knows."""
+    states: list[RunState] = []
+    after: str | None = None
+    while True:
+        reply = Reader(session.name, (await session.request("survey", project=project, after=after)).header)
+        page = [run_state(session.name, state) for state in reply.items("runs")]
+        taken = Occupancy(holders=reply.table("holders"), slots_held=reply.number("slots_held"))
+        states += page
+        if not reply.get("more"):
+            return taken, tuple(states)
+        if not page or (after is not None and page[-1].run.run <= after):
+            raise reply.bad("more")  # a host that promises more for ever would hold us for ever
+        after = page[-1].run.run
+
+
+async def occupancy(session: Session, project: str) -> Occupancy:
+    """Return what is taken on a host now."""
+    reply = Reader(session.name, (await session.request("survey", project=project, after=LAST)).header)
+    return Occupancy(holders=reply.table("holders"), slots_held=reply.number("slots_held"))
+
+
+def _unreached(host: Host, error: HostError) -> Surveyed:
+    text = f"{error.reason} ({error.fix})" if error.fix else error.reason
+    return Surveyed(view=HostView(host=host, reached=False, stage=error.stage, error=text))
+
+
+def _one_name_a_host(answers: Sequence[Surveyed], found: Mapping[str, Session | HostError]) -> list[Surveyed]:
+    """Let a state folder answer under one name alone: its runs would be counted twice, and found under either."""
+    first: dict[str, str] = {}
+    result: list[Surveyed] = []
+    for answer in answers:
+        host = answer.view.host
+        session = found[host.name]
+        if not answer.view.reached or isinstance(session, HostError):
+            result.append(answer)
+            continue
+        identity = Reader(host.name, session.hello).text("host_id")
+        other = first.setdefault(identity, host.name)
+        if other == host.name:
+            result.append(answer)
+            continue
+        error = HostError(
+            host.name, Stage.PROTOCOL, f"this is the host that the inventory names {other!r} already",
+            fix="leave one of the two names out, or give each its own state_dir",
+        )  # fmt: skip
+        result.append(_unreached(host, error))
+    return result
+
+
+def with_history(views: Iterable[HostView], runs: Iterable[KnownRun]) -> list[HostView]:
+    """Give hosts that were not reached the runs that the local history knows there.
+
+    What happened to them cannot be known now; it is settled by asking the same host, so they are never run elsewhere.
+    """
+    by_host: dict[str, list[KnownRun]] = {}
+    for run in runs:
+        by_host.setdefault(run.host, []).append(run)
+    return [
+        view if view.reached else replace(view, runs=tuple(by_host.get(view.host.name, ())))
+        for view in views
+    ]  # fmt: skip
+
+
+def fleet_document(surveyed: Iterable[Surveyed]) -> dict[str, Any]:
+    """Return the `gpulayer.fleet/1` document that `probe --json` prints."""
+    return {
+        "schema": FLEET_SCHEMA,
+        "hosts": [
+            {
+                "name": answer.view.host.name,
+                "reached": answer.view.reached,
+                "stage": answer.view.stage.value if answer.view.stage else None,
+                "error": answer.view.error,
+                "report": answer.report,
+            }
+            for answer in surveyed
+        ],
+    }
+
+
+def views_from_fleet(document: object, inventory: Inventory | None = None) -> list[HostView]:
+    """Return the hosts of a saved fleet as views, all of them free; an inventory adds labels, drain and limits by name.
+
+    UsageError where the document does not hold.
+    """
+    if not isinstance(document, Mapping) or document.get("schema") != FLEET_SCHEMA:
+        raise UsageError(f"this is not a {FLEET_SCHEMA} document", fix="save one with `gpulayer probe --json > FILE`")
+    hosts = document.get("hosts")
+    if not isinstance(hosts, list):
+        raise UsageError("the fleet has no list of hosts", fix="save one with `gpulayer probe --json > FILE`")
+    views = [_saved(entry, inventory.hosts if inventory else {}) for entry in hosts]
+    names = [view.host.name for view in views]
+    if len(set(names)) != len(names):
+        raise UsageError("the fleet names a host twice", fix="leave one of them out")
+    return views
+
+
+def _saved(entry: object, known: Mapping[str, Host]) -> HostView:
+    try:
+        reader = Reader("fleet", entry)
+        name = reader.text("name")
+        reader = Reader(name, entry)
+        host = known.get(name, Host(name=name))
+        if reader.get("reached") is not True:
+            stage = reader.optional_text("stage")
+            return HostView(
+                host=host, reached=False, stage=Stage(stage) if stage else None, error=reader.optional_text("error")
+            )
+        facts = facts_from_report(reader.get("report"))
+    except (GpulayerError, ValueError) as error:
+        raise UsageError(f"the fleet does not hold: {error}", fix="save one with `gpulayer probe --json`") from error
+    return HostView(host=host, reached=True, facts=facts, domain=(facts.boot_id or name, host.lease_dir or ""))
+
+
+def reached(views: Collection[HostView]) -> dict[str, HostView]:
+    """Return the views of the hosts that answered, by name."""
+    return {view.host.name: view for view in views if view.reached}

@@ -1,0 +1,252 @@
+"""What is to be done for each job of a plan, seen against what hosts and history know now. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gpulayer.errors import ExitCode, UsageError
+from gpulayer.placement.plan import Action, HostView, KnownRun, Placement, Plan, PlannedJob, ShapeVerdict
+from gpulayer.remote import states
+from gpulayer.spec.jobs import JobSet, JobSpec, run_id
+from gpulayer.spec.support import Accelerator
+
+
+class Step(enum.Enum):
+    """What is done next for a job."""
+
+    START = enum.auto()
+    QUEUE = enum.auto()
+    FOLLOW = enum.auto()
+    NOTHING = enum.auto()
+
+
+class Outcome(enum.StrEnum):
+    """How a job stands when a command ends."""
+
+    SUCCEEDED = "succeeded"
+    UP_TO_DATE = "up_to_date"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+    RUNNING = "running"
+    QUEUED = "queued"
+
+
+EXIT_CODES = {
+    Outcome.SUCCEEDED: ExitCode.OK,
+    Outcome.UP_TO_DATE: ExitCode.OK,
+    Outcome.FAILED: ExitCode.JOB_FAILED,
+    Outcome.CANCELLED: ExitCode.JOB_FAILED,
+    Outcome.LOST: ExitCode.JOB_FAILED,
+    Outcome.UNKNOWN: ExitCode.UNREACHABLE,
+    Outcome.UNREACHABLE: ExitCode.UNREACHABLE,
+    Outcome.REFUSED: ExitCode.REFUSED,
+    Outcome.RUNNING: ExitCode.OK,
+    Outcome.QUEUED: ExitCode.OK,
+}
+PRECEDENCE = (ExitCode.UNREACHABLE, ExitCode.REFUSED, ExitCode.JOB_FAILED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """A job in hand: its run of the moment, and how far it may go. `job` is None where nothing may be launched."""
+
+    run: KnownRun
+    step: Step
+    job: JobSpec | None = None
+    tree: str | None = None
+    shape: str = ""
+    order: int = 0
+    last_attempt: int = 1
+    place: tuple[Accelerator, Placement] | None = None
+    outcome: Outcome | None = None
+    busy: int = 0
+
+    @property
+    def declared(self) -> JobSpec:
+        """The job as it is declared, of a work that is started or queued."""
+        if self.job is None:
+            raise UsageError(f"{self.run.job} is no longer in the jobs file", fix="plan anew: gpulayer plan")
+        return self.job
+
+    @property
+    def may_retry(self) -> bool:
+        """Tell whether a run that ended like this one is followed by another attempt.
+
+        A cancelled run was not meant to go on, and a lost one may have done its work: neither is tried again.
+        """
+        return self.job is not None and outcome_of(self.run) is Outcome.FAILED and self.run.attempt < self.last_attempt
+
+    def next_attempt(self) -> None:
+        """Turn to the next attempt of the same job: another run, with another id."""
+        attempt = self.run.attempt + 1
+        self.run = queued(self.run.job, self.run.key, attempt)
+        self.step, self.place, self.outcome = Step.QUEUE, None, None
+
+
+def queued(job: str, key: str, attempt: int) -> KnownRun:
+    """Return a run that waits; no host has it."""
+    return KnownRun(
+        run=run_id(job, key, attempt), job=job, key=key, attempt=attempt, host="", status=states.QUEUED
+    )  # fmt: skip
+
+
+def outcome_of(run: KnownRun) -> Outcome:
+    """Return how a job stands by its run. Success is `exited` with code 0 and nothing else."""
+    if run.status == states.EXITED:
+        return Outcome.SUCCEEDED if run.code == 0 else Outcome.FAILED
+    if run.status in {states.CANCELLED, states.LOST, states.UNKNOWN, states.QUEUED}:
+        return Outcome(run.status)
+    return Outcome.FAILED if run.status in states.FINAL else Outcome.RUNNING
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> ExitCode:
+    """Return the contract's exit code: the first of 4, 3, 1 that applies."""
+    codes = {EXIT_CODES[outcome] for outcome in outcomes}
+    return next((code for code in PRECEDENCE if code in codes), ExitCode.OK)
+
+
+def refused(plan: Plan, planned: PlannedJob) -> Outcome:
+    """Return how a refused job stands: unreachable where a host that its `where` allows did not answer."""
+    return Outcome.UNREACHABLE if _unreached(plan.shapes[planned.shape]) else Outcome.REFUSED
+
+
+def _unreached(verdict: ShapeVerdict) -> bool:
+    silent = {host for entry in verdict.refusals if entry.refusal.code == "unreachable" for host in entry.hosts}
+    kept_out = {
+        host for entry in verdict.refusals if entry.refusal.code in {"where", "labels", "drain"} for host in entry.hosts
+    }
+    return bool(silent - kept_out)
+
+
+def exit_code_of_plan(plan: Plan) -> ExitCode:
+    """Return what `gpulayer plan` ends with: 0, or 3 or 4 where a job cannot be placed."""
+    return exit_code(refused(plan, planned) for planned in plan.jobs if planned.action is Action.REFUSE)
+
+
+def needed_hosts(plan: Plan) -> tuple[set[str], set[str]]:
+    """Return the hosts without which the plan cannot be carried out, and those that the queue may use besides."""
+    must = {planned.placement.host for planned in plan.jobs if planned.placement is not None}
+    may: set[str] = set()
+    for planned in plan.jobs:
+        if planned.action is Action.QUEUE:
+            may.update(plan.shapes[planned.shape].fits)
+    return must, may - must
+
+
+def works_of(
+    plan: Plan, jobs: JobSet, views: Mapping[str, HostView], history: Iterable[KnownRun], *, resume: bool
+) -> list[Work]:
+    """Return each job's work. `views` are the hosts that answered; `history` the local runs, a job's own one last.
+
+    What hosts know comes before what was planned: a run that is there is followed or is the result, never started
+    again. With `resume` only what an earlier command left in the queue is started.
+    """
+    there = _newest(run for view in views.values() for run in view.runs)
+    here = _newest(history)
+    works = []
+    for order, planned in enumerate(sorted(plan.jobs, key=lambda planned: planned.position or 0)):
+        job = jobs.jobs.get(planned.job)
+        nobody = KnownRun(run="", job=planned.job, key=planned.key, attempt=0, host="", status=states.QUEUED)
+        work = Work(run=nobody, step=Step.NOTHING, job=job, tree=planned.tree, shape=planned.shape, order=order)
+        works.append(work)
+        if planned.run is None or planned.attempt is None:
+            work.outcome = refused(plan, planned)
+            continue
+        work.last_attempt = planned.attempt + (job.retries if job else 0)
+        known = [runs.get((planned.job, planned.key)) for runs in (there, here)]
+        on_host, before = (run if run is not None and run.attempt >= planned.attempt else None for run in known)
+        if not _seen(work, plan, planned, views, there=on_host, before=before):
+            _begin(work, planned, planned.attempt, before, resume=resume)
+    return works
+
+
+def _newest(runs: Iterable[KnownRun]) -> dict[tuple[str, str], KnownRun]:
+    """Return the latest attempt of each job as it is declared now and was before."""
+    newest: dict[tuple[str, str], KnownRun] = {}
+    for run in runs:
+        found = newest.get((run.job, run.key))
+        if found is None or run.attempt >= found.attempt:
+            newest[run.job, run.key] = run
+    return newest
+
+
+def _seen(
+    work: Work,
+    plan: Plan,
+    planned: PlannedJob,
+    views: Mapping[str, HostView],
+    *,
+    there: KnownRun | None,
+    before: KnownRun | None,
+) -> bool:
+    """Settle a job by the run that a host knows, or that may be on a host which does not answer; else return False."""
+    waits = before is not None and before.status == states.QUEUED
+    if there is not None and not (waits and before is not None and before.attempt > there.attempt):
+        work.run = there
+        if there.status in states.FINAL:
+            work.outcome = _verdict(there)
+        else:
+            work.step = Step.FOLLOW
+    elif planned.action in {Action.UP_TO_DATE, Action.FAILED}:
+        # The plan saw its end on a host that was not asked again.
+        work.outcome = planned_outcome(plan, planned)
+        if before is not None and before.status in states.FINAL:
+            work.run = before
+    elif before is not None and before.host and before.host not in views:
+        _unsettled(work, before, f"{before.host} does not answer")
+    elif planned.action is Action.FOLLOW and planned.attempt is not None:
+        host = planned.placement.host if planned.placement else ""
+        lost = replace(queued(planned.job, planned.key, planned.attempt), host=host)
+        _unsettled(work, lost, f"{host} {'no longer knows it' if host in views else 'does not answer'}")
+    else:
+        return False
+    return True
+
+
+def _begin(work: Work, planned: PlannedJob, attempt: int, before: KnownRun | None, *, resume: bool) -> None:
+    """Let a job start as planned, or wait where an earlier command left it waiting."""
+    work.run = queued(planned.job, planned.key, attempt)
+    if before is not None and before.status == states.QUEUED:
+        work.run, work.step = before, Step.QUEUE
+    elif resume:
+        if before is not None and before.status == states.LAUNCHING:  # the launch never arrived
+            work.step = Step.QUEUE
+        else:
+            work.outcome = Outcome.QUEUED if before is None else _verdict(before)
+    elif planned.placement is not None and planned.accelerator is not None:
+        work.step, work.place = Step.START, (Accelerator(planned.accelerator), planned.placement)
+    else:
+        work.step = Step.QUEUE
+
+
+def _unsettled(work: Work, before: KnownRun, reason: str) -> None:
+    """Take a run of which nothing new is known: final words hold, the rest is unknown and never run elsewhere."""
+    final = before.status in states.FINAL
+    work.run = before if final else replace(before, status=states.UNKNOWN, reason=reason)
+    work.outcome = _verdict(work.run)
+
+
+def _verdict(run: KnownRun) -> Outcome:
+    """Return how a job stands whose run had its end before this command."""
+    outcome = outcome_of(run)
+    return Outcome.UP_TO_DATE if outcome is Outcome.SUCCEEDED else outcome
+
+
+def planned_outcome(plan: Plan, planned: PlannedJob) -> Outcome:
+    """Return how a job stands by the plan alone, while nothing is started."""
+    if planned.action is Action.REFUSE:
+        return refused(plan, planned)
+    return STANDING.get(planned.action, Outcome.QUEUED)
+
+
+STANDING = {
+    Action.UP_TO_DATE: Outcome.UP_TO_DATE,
+    Action.FAILED: Outcome.FAILED,
+    Action.FOLLOW: Outcome.RUNNING,
+}
