@@ -72,11 +72,10 @@ def test_a_dropped_run_is_not_launched(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store, Store.open(tmp_path) as other:
         store.take("p", [first, second])
         assert not store.changed()
-        assert other.drop("another", [first.run]) == []
-        assert [run.run for run in other.drop("p", [first.run])] == [first.run]
+        assert [run.run for run in other.drop([first.run])] == [first.run]
         assert store.changed()
         assert store.intend([intent(first), intent(second)]) == {second.run}
-        assert other.drop("p", [second.run]) == []
+        assert other.drop([second.run]) == []
 
 
 def test_a_final_word_stays(tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ def test_a_final_word_stays(tmp_path: Path) -> None:
         store.take("p", [run])
         for status, code in (("running", None), ("exited", 3), ("unknown", None), ("running", None)):
             now_is = becomes(run, status, code)
-            store.record(status_event(now_is), now_is)
+            store.record([(status_event(now_is), now_is)])
         found = store.run(run.run)
         assert found is not None
         assert (found.status, found.code) == ("exited", 3)

@@ -1,0 +1,136 @@
+"""A project in a folder with an inventory of real sshd hosts, and what tests ask of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpulayer.fleet.transport import ConnectOptions
+from gpulayer.placement.plan import Plan
+from gpulayer.run import api
+from gpulayer.run.events import Event
+from gpulayer.run.paths import Paths
+from gpulayer.run.store import Store
+from gpulayer.spec.inventory import Inventory, load_inventory
+from gpulayer.spec.jobs import JobSet, load_jobs
+from tests.sshd import SshdHost
+
+# Tells the host-side journal that a run has started, before it does anything else.
+STARTED = 'echo "$GPULAYER_RUN_ID" >> ~/journal'
+
+
+@dataclass(kw_only=True)
+class Project:
+    """A jobs file and an inventory in `folder`; its name is the project's. `hosts` are the inventory's by name."""
+
+    folder: Path
+    hosts: dict[str, SshdHost]
+    options: ConnectOptions
+    extra: dict[str, Any]  # more keys of hosts, by host name
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def paths(self) -> Paths:
+        return Paths(self.folder)
+
+    @property
+    def inventory(self) -> Inventory:
+        return load_inventory(self.folder / "inventory.yaml")
+
+    @property
+    def jobs(self) -> JobSet:
+        return load_jobs(self.folder / "jobs.yaml")
+
+    def write(self, jobs: dict[str, dict[str, Any]], **defaults: Any) -> None:
+        """Write jobs.yaml (YAML holds JSON) and inventory.yaml."""
+        document = {"version": 1, "name": self.name, "defaults": {"accelerator": "cpu", **defaults}, "jobs": jobs}
+        (self.folder / "jobs.yaml").write_text(json.dumps(document))
+        entries = {name: host.entry | self.extra.get(name, {}) for name, host in self.hosts.items()}
+        (self.folder / "inventory.yaml").write_text(json.dumps({"version": 1, "hosts": entries}))
+
+    async def plan(self, **options: Any) -> Plan:
+        return await api.plan(self.jobs, self.inventory, options=self.options, **options)
+
+    async def apply(self, plan: Plan | None = None, **options: Any) -> list[Event]:
+        """Plan where no plan is given, carry it out, and return all events."""
+        decided = plan or await self.plan()
+        events = api.apply(decided, self.jobs, self.inventory, options=self.options, **options)
+        return [event async for event in events]
+
+    async def attach(self, plan: Plan | None, **options: Any) -> list[Event]:
+        events = api.attach(self.jobs, self.inventory, plan, options=self.options, **options)
+        return [event async for event in events]
+
+    async def cancel(self, jobs: Sequence[str] | None, **options: Any) -> list[Event]:
+        events = api.cancel(
+            self.folder, self.inventory, jobs, project=self.name, options=self.options, **options
+        )  # fmt: skip
+        return [event async for event in events]
+
+    def local_log(self, run: str) -> bytes:
+        return self.paths.log(run).read_bytes()
+
+    def remote_log(self, host: str, run: str) -> bytes:
+        (path,) = self.hosts[host].home.rglob(f"runs/{run}/output.log")
+        return path.read_bytes()
+
+    def starts(self) -> Counter[str]:
+        """Return how often each run of this project was started, as the hosts' journals say."""
+        runs = self.runs()
+        lines = [
+            line
+            for host in self.hosts.values()
+            if (host.home / "journal").exists()
+            for line in (host.home / "journal").read_text().split()
+        ]
+        return Counter(line for line in lines if line in runs)
+
+    def runs(self) -> dict[str, str]:
+        """Return the hosts of this project's runs, by run id."""
+        with Store.open(self.folder) as store:
+            return {run.run: run.host for run in store.runs(self.name)}
+
+    def logs_are_equal(self) -> bool:
+        """Tell whether each run's log here is the host's, byte for byte."""
+        return all(self.local_log(run) == self.remote_log(host, run) for run, host in self.runs().items() if host)
+
+    def controller(self, *words: str) -> subprocess.Popen[str]:
+        """Start a controller as a process of its own, which prints its events as lines of JSON."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.run.controller", str(self.folder), str(self.options.known_hosts[0]), *words],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.getcwd()},  # noqa: PTH109
+        )
+
+
+def summary(events: Sequence[Event]) -> tuple[int, dict[str, int]]:
+    """Return the exit code and the counts of the last event, which must be the summary."""
+    assert events[-1].event == "summary"
+    assert [event.event for event in events].count("summary") == 1
+    return events[-1].detail["exit_code"], dict(events[-1].detail["counts"])
+
+
+def words(events: Sequence[Event], job: str) -> list[str]:
+    """Return what happened to a job, output aside."""
+    return [event.event for event in events if event.job == job and event.event != "output"]
+
+
+def output(events: Sequence[Event], job: str) -> bytes:
+    """Return a job's output as it was streamed; its offsets must follow each other."""
+    data = b""
+    for event in events:
+        if event.job == job and event.event == "output":
+            assert event.detail["offset"] == len(data)
+            data += event.data
+    return data
