@@ -69,7 +69,8 @@ def launch(
         lock = _claim(run)
         if lock is None or run.exists():
             _check_key(run, spec)
-            state = run.last_known()["state"] if lock is None else settle(run, lock)
+            # A supervisor that has written the end still holds the lock for a moment.
+            state = settle(run, lock) if lock is not None else run.final() or run.last_known()["state"]
             answer({"ok": True, "new": False, "state": state})
             return
         failpoint("claimed")

@@ -5,28 +5,13 @@ from __future__ import annotations
 import os
 
 from gpulayer.remote import clock, processes, records, states
-from gpulayer.remote.runs import Run
+from gpulayer.remote.remains import orphans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-
-def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
-    """Return the living processes of a run without a supervisor, with their starts, as far as they can be found.
-
-    These are its leader, whoever writes to its log, the leader's session, and all that descend from them.
-    """
-    table = processes.living()
-    roots = {pid for pid in processes.writers(run.log) if pid in table}
-    pid, start = leader
-    if pid in table and table[pid].start == start:
-        roots |= {pid} | {process.pid for process in table.values() if process.session == pid}
-    elif pid not in table:  # otherwise the number has gone to somebody else, and so may the session's
-        cookie = f"GPULAYER_RUN_ID={run.id}"
-        session = [process.pid for process in table.values() if process.session == pid]
-        roots |= {member for member in session if processes.has_environment(member, cookie)}
-    return {pid: table[pid].start for pid in processes.below(roots, table)}
+    from gpulayer.remote.runs import Run
 
 
 def settled(run: Run) -> dict[str, Any] | None:

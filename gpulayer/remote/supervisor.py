@@ -19,8 +19,8 @@ import time
 from gpulayer.remote import clock, job, processes, records, states
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
+from gpulayer.remote.remains import orphans
 from gpulayer.remote.runs import Run
-from gpulayer.remote.settling import orphans
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
