@@ -45,6 +45,8 @@ _LONGEST_INTEGER: Final = len(str(-_INTEGER_LIMIT))
 _LONGEST_LINE: Final = 200
 _LONGEST_VALUE: Final = 80
 
+_TOO_DEEP: Final = f"the document is nested more than {MAX_DEPTH} deep"
+
 # Stands for the key `<<` until its mapping is complete. Keys that are no text never outlive that moment.
 _MERGE: Final = object()
 
@@ -180,15 +182,17 @@ def load(path: Path) -> Document:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _unusable(name, f"the file cannot be opened: {reason}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         kind = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(kind):
             what = "a folder" if stat.S_ISDIR(kind) else "a pipe" if stat.S_ISFIFO(kind) else "not a regular file"
             raise _unusable(name, f"this is {what}; a document is a regular file")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise _unusable(name, f"the file cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise _unusable(name, f"the file cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
     return parse(data, name)
 
 
@@ -211,6 +215,8 @@ def parse(data: bytes, path: str) -> Document:
         _give_up(document, error.message, error.mark)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if error.problem and "nesting depth" in error.problem:  # the parser looks ahead, and has a limit of its own
+            _give_up(document, _TOO_DEEP, mark)
         hint = " (a tab; indent with spaces)" if mark and text[mark.index : mark.index + 1] == "\t" else ""
         _give_up(document, f"this is not valid YAML: {error.problem or error.context}{hint}", mark)
     except yaml.YAMLError:
@@ -403,7 +409,7 @@ def _build(loader: yaml.CSafeLoader, document: Document) -> None:  # noqa: C901,
             stack.append((current, marks, is_mapping, key, event.anchor, nodes, peak))
             depth += 1
             if depth > MAX_DEPTH:
-                raise _Unreadable(f"the document is nested more than {MAX_DEPTH} deep", event.start_mark)
+                raise _Unreadable(_TOO_DEEP, event.start_mark)
             peak = depth
             is_mapping = kind is mapping_start
             current = {} if is_mapping else []
@@ -441,7 +447,7 @@ def _build(loader: yaml.CSafeLoader, document: Document) -> None:  # noqa: C901,
             nodes += size
             peak = max(peak, depth + height)
             if peak > MAX_DEPTH:
-                raise _Unreadable(f"the document is nested more than {MAX_DEPTH} deep", event.start_mark)
+                raise _Unreadable(_TOO_DEEP, event.start_mark)
             if value.__class__ is float and value.is_integer():
                 document.integral_floats.append(place())
             marks.append(own)
