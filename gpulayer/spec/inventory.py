@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpulayer.spec import support
 from gpulayer.spec.documents import Document, load
 from gpulayer.spec.entries import Fault, located, merged, refuse
 from gpulayer.spec.schemas import sound, validate
@@ -83,7 +84,7 @@ def parse_inventory(document: Document) -> Inventory:
 
     A default reaches every host that says nothing else; `~` takes it away.
     """
-    problems = validate(document, "inventory")
+    problems = validate(document, "inventory", advice=support.ADVICE)
     entries = sound(document, "inventory") if problems else document.value["hosts"]
     written = {name: own or {} for name, own in entries.items()}
     hosts = {name: _host(name, own, document.value.get("defaults") or {}) for name, own in written.items()}

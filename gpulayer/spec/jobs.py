@@ -34,11 +34,6 @@ _GPU_DEMANDS: Final = ("gpus", "gpu_memory_gb", "gpu_memory_kind", "compute_capa
 # Without these nothing can be said of the rest of a job.
 _DECISIVE: Final = ("accelerator", "command")
 
-_ADVICE: Final[Mapping[str, str]] = {
-    **support.RETIRED,
-    **{word: f"did you mean {meant!r}?" for word, meant in support.OTHER_WORDS.items()},
-}
-
 
 class InvalidJobError(InvalidDocumentError):
     """A job that cannot be; `faults` say at which of its fields."""
@@ -175,7 +170,7 @@ def parse_jobs(document: Document) -> JobSet:
     against the folder of the document's path.
     """
     with collector_paused():
-        problems = validate(document, "jobs", advice=_ADVICE)
+        problems = validate(document, "jobs", advice=support.ADVICE)
         entries = sound(document, "jobs") if problems else document.value["jobs"]
         path = Path(document.path)
         folder = path.parent.resolve()
@@ -202,9 +197,8 @@ def _slug(folder: str) -> str:
 
 
 def _job(name: str, values: dict[str, Any], resolved: Callable[[str], Path]) -> JobSpec:
-    """Return the job that `values` declare; the schema holds for them, only `command` may be missing."""
-    if "command" not in values:
-        raise InvalidJobError(name, [Fault((), "'command' is missing: what the job runs", key=True)])
+    """Return the job that `values` declare; the schema holds for them. Raises InvalidJobError."""
+    values.setdefault("command", ())
     if "resources" in values:
         values["resources"] = _resources(values["resources"])
     if "where" in values:
@@ -265,7 +259,7 @@ def _unknown_words(job: IndependentJob) -> Iterator[Fault]:
     ):
         for word in words:
             if word not in allowed:
-                yield Fault((key,), unknown_word(str(word), allowed, _ADVICE))
+                yield Fault((key,), unknown_word(str(word), allowed, support.ADVICE))
 
 
 def _faults(job: IndependentJob) -> Iterator[Fault]:
@@ -288,7 +282,7 @@ def _faults(job: IndependentJob) -> Iterator[Fault]:
 def _program_faults(job: IndependentJob) -> Iterator[Fault]:
     command = job.command
     if not command:
-        yield Fault(("command",), "is empty: what does the job run?")
+        yield Fault(("command",), "'command' is missing: what the job runs")
     for nth, word in enumerate((command,) if isinstance(command, str) else command):
         if not isinstance(word, str) or "\0" in word:
             pointer = ("command",) if isinstance(command, str) else ("command", nth)
@@ -354,7 +348,7 @@ def _resource_faults(resources: ResourceRequest, accelerators: Sequence[Accelera
     ):
         for nth, word in enumerate(words):
             if word not in known:
-                yield Fault(("resources", key, nth), unknown_word(word, known, _ADVICE))
+                yield Fault(("resources", key, nth), unknown_word(word, known, support.ADVICE))
 
 
 def _gang_faults(distributed: Distributed, accelerators: Sequence[Accelerator]) -> Iterator[Fault]:

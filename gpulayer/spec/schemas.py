@@ -33,6 +33,8 @@ _TYPES: Final = {
     "array": "a list",
     "boolean": "true or false",
 }
+# Rules of a mapping that speak of its keys, one finding each.
+_OF_KEYS: Final = frozenset({"required", "additionalProperties"})
 _LISTED_WORDS: Final = 14
 _NO_ADVICE: Final[Mapping[str, str]] = {}
 
@@ -139,13 +141,14 @@ def _problems(document: Document, name: str, advice: Mapping[str, str]) -> Itera
     if entries is not None and isinstance(value, dict) and isinstance(value.get(entries), dict):
         some = _bad_entries(document, name) or dict(itertools.islice(value[entries].items(), 1))
         value = {**value, entries: some}
-    mistyped: set[tuple[str | int, ...]] = set()
+    told: set[tuple[str | int, ...]] = set()
     for error in _judge(name).iter_errors(value):
-        place = tuple(error.absolute_path)
-        if place not in mistyped:
+        place = _place(error)
+        # One rule a place is enough: what is empty need not be told that it has a wrong form too.
+        if error.validator in _OF_KEYS or place not in told:
             yield from _explain(document, error, advice)
-        if error.validator == "type":
-            mistyped.add(place)
+        if error.validator not in _OF_KEYS:
+            told.add(place)
 
 
 @functools.cache
@@ -196,9 +199,15 @@ def _integers(name: str) -> frozenset[str]:
     return frozenset(walk(schema(name)))
 
 
+def _place(error: ValidationError) -> tuple[str | int, ...]:
+    """Return the pointer of what is wrong: a value, or the key that has a wrong name."""
+    place = tuple(error.absolute_path)
+    return (*place, error.instance) if "propertyNames" in error.absolute_schema_path else place
+
+
 def _explain(document: Document, error: ValidationError, advice: Mapping[str, str]) -> Iterator[Problem]:
     """Say in our words what one of the judge's findings means, and where."""
-    pointer = tuple(error.absolute_path)
+    pointer = _place(error)
     rule = str(error.validator)
     if rule == "anyOf":
         meant = _meant(error)
@@ -211,11 +220,9 @@ def _explain(document: Document, error: ValidationError, advice: Mapping[str, st
         for key in error.instance:
             if key not in known:
                 yield document.problem((*pointer, key), f"unknown key{_known_keys(key, known)}", key=True)
-    elif "propertyNames" in error.absolute_schema_path:
-        message = _MESSAGES[rule](document, error, advice)
-        yield document.problem((*pointer, error.instance), message, key=True)
     else:
-        yield document.problem(pointer, _MESSAGES[rule](document, error, advice))
+        is_key = "propertyNames" in error.absolute_schema_path
+        yield document.problem(pointer, _MESSAGES[rule](document, error, advice), key=is_key)
 
 
 def _meant(error: ValidationError) -> list[ValidationError]:
@@ -261,10 +268,12 @@ def _type(document: Document, error: ValidationError, _: Mapping[str, str]) -> s
         fix = f"; write {value} without quotes"
     elif "array" in wanted and isinstance(value, str):
         fix = f"; write [{written}]"
-    subject = written or _kind(value) if isinstance(value, bool | int | float) else _kind(value)
     expected = " or ".join(_TYPES[word] for word in wanted)
     if "object" in wanted:
         expected = error.schema.get("x-rule", expected)
+    if value is None:
+        return f"is empty; {expected} is needed{fix}"
+    subject = written or _kind(value) if isinstance(value, bool | int | float) else _kind(value)
     return f"{subject} is not {expected}{fix}"
 
 
@@ -276,6 +285,8 @@ def _enum(_: Document, error: ValidationError, advice: Mapping[str, str]) -> str
 
 
 def _pattern(_: Document, error: ValidationError, __: Mapping[str, str]) -> str:
+    if not error.instance.isascii():  # letters of other scripts can look like ours
+        return f"{show(error.instance)}, which is {error.instance!a}, is not valid: {error.schema['x-rule']}"
     return f"{show(error.instance)} is not valid: {error.schema['x-rule']}"
 
 

@@ -143,6 +143,14 @@ OTHER_WORDS: dict[str, str] = {
     "int": "int32",
 }
 
+# What the user of such a word is told.
+ADVICE: dict[str, str] = {
+    **RETIRED,
+    **{word: f"did you mean {meant!r}?" for word, meant in OTHER_WORDS.items()},
+    "gpu": "a GPU is cuda, mps or rocm; a list of them is an order of preference",
+    "xpu": "Intel GPUs are reported by the probe, but no job can ask for them",
+}
+
 _DEMANDED: dict[Framework, dict[Accelerator, tuple[str, ...]]] = {
     Framework.TORCH: {
         Accelerator.CUDA: ("torch.cuda",),
