@@ -29,6 +29,8 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 366 * _SECONDS["d"]
 _SLUG_LENGTH: Final = 40
 _KEY_DIGITS: Final = 12
+_AMOUNTS: Final = ("gpus", "gpu_memory_gb", "cpus", "memory_gb", "disk_gb")
+_MOST: Final = 2**20
 _GPU_DEMANDS: Final = ("gpus", "gpu_memory_gb", "gpu_memory_kind", "compute_capability")
 
 # Without these nothing can be said of the rest of a job.
@@ -342,6 +344,10 @@ def _resource_faults(resources: ResourceRequest, accelerators: Sequence[Accelera
     elif resources.gpus == 0:
         message = "0 GPUs and a GPU accelerator contradict each other; leave gpus out, or write `accelerator: cpu`"
         yield Fault(("resources", "gpus"), message)
+    for amount in _AMOUNTS:
+        value = getattr(resources, amount)
+        if value is not None and not 0 < value <= _MOST and (amount, value) != ("gpus", 0):
+            yield Fault(("resources", amount), f"{value} is not an amount: above 0, at most {_MOST:,}")
     for key, words, known in (
         ("capabilities", resources.capabilities, support.CAPABILITIES),
         ("dtypes", resources.dtypes, support.DTYPES),
