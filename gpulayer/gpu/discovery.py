@@ -18,7 +18,7 @@ from gpulayer.gpu.discovery_macos import add_apple_devices, macos_host
 from gpulayer.gpu.discovery_notes import Notes
 from gpulayer.gpu.discovery_nvidia import add_nvidia_devices
 from gpulayer.gpu.discovery_process import Outcome
-from gpulayer.gpu.discovery_report import Part, Scene, finish_device, gigabytes, new_device, text
+from gpulayer.gpu.discovery_report import Part, Scene, finish_device, gigabytes, new_device, text, texts
 from gpulayer.gpu.discovery_system import Answer, System
 from gpulayer.gpu.discovery_torch import TORCH_LIMIT_S, read_torch, settled, status_of
 
@@ -107,7 +107,7 @@ def probe(
 
 
 def _network(inside: Answer, notes: Notes) -> Part:
-    addresses = inside.values.get("hostname_addresses")
+    addresses = texts(inside.values.get("hostname_addresses"))
     loopback = None
     if addresses:
         loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
@@ -115,7 +115,7 @@ def _network(inside: Answer, notes: Notes) -> Part:
         message = "The host's own name resolves to loopback: other hosts cannot be told to reach it by that name."
         notes.add("hostname_loopback", "network", message)
     return {
-        "hostname_resolves": None if addresses is None else bool(addresses),
+        "hostname_resolves": bool(addresses) if "hostname_addresses" in inside.values else None,
         "hostname_is_loopback": loopback,
         "interfaces": inside.values.get("interfaces") or [],
         "thunderbolt_rdma": None,

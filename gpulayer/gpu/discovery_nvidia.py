@@ -148,19 +148,23 @@ def _ask_nvml(system: System, notes: Notes) -> _Found | None:
             return None
         _add_trouble(notes, _CODES[code], f"NVML {code}")
         return _Found("nvml", (), None)
-    gpus = [_from_nvml(value) for key, value in values.items() if key.startswith("gpu:") and isinstance(value, dict)]
-    for value in (value for key, value in values.items() if key.startswith("gpu:")):
-        for failed, number in (value.get("codes") or {}).items():
+    listed = [value for key, value in values.items() if key.startswith("gpu:") and isinstance(value, dict)]
+    for value in listed:
+        for failed, number in value["codes"].items():
             if number in _CODES:
                 _add_trouble(notes, _CODES[number], f"NVML {number} ({failed})")
     cuda = values.get("cuda")
     version = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else None
-    return _Found("nvml", tuple(gpu for gpu in gpus if gpu.uuid or gpu.pci), text(values.get("driver")), version)
+    return _Found(
+        "nvml",
+        tuple(gpu for gpu in map(_from_nvml, listed) if gpu.uuid or gpu.pci),
+        text(values.get("driver")),
+        version,
+    )
 
 
 def _from_nvml(value: Part) -> _Gpu:
     total, free = value.get("memory") or (None, None)
-    codes = value.get("codes") or {}
     return _Gpu(
         uuid=_uuid(value.get("uuid")),
         name=text(value.get("name")),
@@ -170,7 +174,7 @@ def _from_nvml(value: Part) -> _Gpu:
         compute=_version(value.get("compute")),
         ats=value.get("ats") is True,
         mig=value.get("mig") is True,
-        lost=bool({_LOST, _RESET} & set(codes.values())),
+        lost=bool({_LOST, _RESET} & set(value["codes"].values())),
         instances=tuple(_from_nvml(instance) for instance in value.get("instances") or ()),
     )
 

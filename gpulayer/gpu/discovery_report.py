@@ -83,6 +83,11 @@ def size(value: object) -> int | None:
     return None
 
 
+def texts(value: object) -> list[str]:
+    """Return a list of texts as it came from outside; empty for what is none."""
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
+
+
 def text(value: object) -> str | None:
     """Return a text as it came from outside, at most 200 characters; None for what is none, or empty."""
     return (value.strip()[:200] or None) if isinstance(value, str) else None

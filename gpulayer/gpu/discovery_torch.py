@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from gpulayer.gpu.discovery_notes import Notes
-from gpulayer.gpu.discovery_report import Part, Scene, new_device, size, text
+from gpulayer.gpu.discovery_report import Part, Scene, new_device, size, text, texts
 from gpulayer.gpu.discovery_system import Answer
 
 TORCH_LIMIT_S = 60.0
@@ -76,7 +76,7 @@ def read_torch(answer: Answer, scene: Scene) -> tuple[Part, list[str]]:
         **plain,
         **flags,
         "mps_usable": usable,
-        "arch_list": [arch for arch in values.get("arch_list") or [] if isinstance(arch, str)],
+        "arch_list": texts(values.get("arch_list")),
         "gloo": _flag(values.get("gloo")),
         "nccl": _flag(values.get("nccl")),
         "ops": {},
@@ -145,7 +145,7 @@ def _cuda(answer: Answer, scene: Scene) -> list[str]:
 
 
 def _unavailable(values: Part, notes: Notes) -> None:
-    warnings = " ".join(str(warning) for warning in values.get("cuda_warnings") or [])
+    warnings = " ".join(texts(values.get("cuda_warnings")))
     if _DRIVER_OLD.search(warnings):
         notes.add("driver_too_old", "torch", "The NVIDIA driver is too old for this PyTorch's CUDA.", warnings)
     else:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 from typing import Any
+
+_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
 
 # MTLGPUFamily of MTLDevice.h, newest first.
 _FAMILIES = (
@@ -87,4 +90,5 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.alarm(_ORPHAN_LIMIT_S)
     main(int(sys.argv[1]))

@@ -11,9 +11,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
+
+_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
 
 _LIBRARIES = (
     "libnvidia-ml.so.1",
@@ -145,4 +148,5 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.alarm(_ORPHAN_LIMIT_S)
     main(int(sys.argv[1]))

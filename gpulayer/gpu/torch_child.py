@@ -12,12 +12,14 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
 _SIZE = 64
 _TOLERANCE = 1e-3
 
@@ -139,5 +141,6 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    signal.alarm(_ORPHAN_LIMIT_S)
     main(int(sys.argv[1]))
     os._exit(0)  # what frameworks do at their end is not asked for, and may hang

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpulayer.gpu.discovery_system import System
+from tests.machines.simulate import recorded_system
+
 HERE = Path(__file__).parent
 RECORDED = HERE.parent / "recorded"
 
@@ -78,8 +81,7 @@ def simulated_mac(
 
     `torch` is what its PyTorch says (None: it has none); `changes` replace keys of its recording.
     """
-    recording = json.loads((RECORDED / "simulated-mac.json").read_text()) | dict(changes or {})
-    return _build(folder, "A Mac", recording, torch, python)
+    return _build(folder, "A Mac", mac_recording(**(changes or {})), torch, python)
 
 
 def simulated_cuda_host(
@@ -94,6 +96,17 @@ def simulated_cuda_host(
     machine = _build(folder, "A CUDA host", {"hidden": hidden, "tools": {"nvidia-smi": str(tool)}}, torch, python)
     write_nvidia_smi(tool)
     return machine
+
+
+def play(recording: Mapping[str, Any], *, deadline: float = 60.0) -> System:
+    """Return the System of the machine that `recording` tells of (`tests.machines.simulate` has its keys)."""
+    system: System = recorded_system(System, dict(recording))(deadline=deadline)
+    return system
+
+
+def mac_recording(**changes: Any) -> dict[str, Any]:
+    """Return the simulated Mac's recording with some of its keys replaced."""
+    return {**json.loads((RECORDED / "simulated-mac.json").read_text()), **changes}
 
 
 def write_nvidia_smi(
