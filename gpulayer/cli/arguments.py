@@ -156,6 +156,11 @@ def _running(command: _Command) -> None:
     logs = command("logs", "print the output of a job", "gpulayer logs train -f", _connecting())
     logs.add_argument("job", metavar="JOB", help="a job, or a run id as `status` shows it (gpulayer logs train)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends (gpulayer logs train -f)")
+    logs.add_argument(
+        "--raw",
+        action="store_true",
+        help="the bytes as they are, into a file or pipe (gpulayer logs train --raw > log)",
+    )
 
     cancel = command("cancel", "cancel jobs, waiting ones too", "gpulayer cancel train eval", _connecting())
     cancel.add_argument("jobs", nargs="*", metavar="JOB", help="jobs or run ids (gpulayer cancel train)")

@@ -37,11 +37,12 @@ def ended(status: str, code: int | None, sent: int | None, reason: str | None) -
 class Live:
     """Shows the events of one command. With --json each event is one line of JSON instead."""
 
-    def __init__(self, screen: Screen, secrets: Iterable[str] = ()) -> None:
-        """Values of `secrets` are masked in what jobs print; best effort, and never in their log files."""
+    def __init__(self, screen: Screen, secrets: Iterable[str] = (), *, raw: bool = False) -> None:
+        """`secrets` are values to be masked in what people see, as far as possible. `raw` passes output as it is."""
         self.exit_code = ExitCode.OK
         self._screen = screen
         self._secrets = tuple(secrets)
+        self._raw = raw
         self._outputs: dict[str, JobOutput] = {}
         self._ends: dict[str, Event] = {}
         self._places: dict[str, str] = {}
@@ -54,7 +55,7 @@ class Live:
         if self._screen.machine:
             self._screen.data(event.to_json())
         elif event.event == events.OUTPUT:
-            self._screen.lines(self._output(event).feed(event.data))
+            self._screen.lines(event.data if self._raw else self._output(event).feed(event.data))
         elif event.event in events.STATUSES:
             self._status(event)
         elif event.event == events.SUMMARY:
@@ -68,6 +69,11 @@ class Live:
                 self._outputs.pop(event.run or "", None)
             for text, style in _sentences(event):
                 self._screen.note(text, style)
+
+    def end(self) -> None:
+        """Show last lines that have no newline, of jobs whose end was not seen."""
+        for output in self._outputs.values():
+            self._screen.lines(output.end())
 
     def look(self) -> None:
         """Show the progress bars that have moved since the last look."""
@@ -143,12 +149,8 @@ def _style(event: Event) -> str:
     return "bad" if event.event in states.FINAL or event.event == states.UNKNOWN else "warn"
 
 
-def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> int:
+async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> int:
     """Show a stream of events to its end and return the exit code; an interruption detaches (130)."""
-    return asyncio.run(_follow(stream, live, screen))
-
-
-async def _follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> int:
     loop = asyncio.get_running_loop()
     shown = asyncio.ensure_future(_show(stream, live, screen))
 

@@ -3,17 +3,82 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
+from gpulayer.cli.places import JOBS, inventory_path
 from gpulayer.cli.screen import Screen
-from gpulayer.errors import ExitCode
+from gpulayer.cli.tables import table
+from gpulayer.errors import ExitCode, InvalidDocumentError, Problem, UsageError
+from gpulayer.spec import documents, schemas, support
+from gpulayer.spec.inventory import load_inventory, parse_inventory
+from gpulayer.spec.jobs import JobSet, check_hosts, parse_jobs
+
+
+def validate(args: argparse.Namespace, screen: Screen) -> int:
+    """Check documents and show all their problems at once; without names, those that other commands would use."""
+    paths = [Path(name) for name in args.files]
+    if not paths:
+        hosts = inventory_path(args)
+        paths = [*([hosts] if hosts else []), *([JOBS] if JOBS.exists() else [])]
+    if not paths:
+        raise UsageError(f"there is no {JOBS} in {Path.cwd()} and no inventory", fix="name the files to check")
+    checked = [_check(path, args) for path in paths]
+    if screen.machine:
+        screen.data({"schema": "gpulayer.validation/1", "files": checked})
+    for document in checked:
+        for problem in document["problems"]:
+            screen.note(problem["text"], "bad")
+        if not document["problems"]:
+            screen.say(f"{document['path']}: holds ({document['holds']})", "good")
+    return ExitCode.INVALID if any(document["problems"] for document in checked) else ExitCode.OK
+
+
+def _check(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return one file's verdict as JSON: its problems, or what it holds in words."""
+    problems: tuple[Problem, ...] = ()
+    holds = None
+    try:
+        document = documents.load(path)
+        if isinstance(document.value, dict) and "hosts" in document.value:
+            holds = f"{len(parse_inventory(document, path).hosts)} hosts"
+        else:
+            jobs = parse_jobs(document)
+            problems = tuple(_unknown_hosts(jobs, document, args))
+            holds = f"{len(jobs.jobs)} jobs"
+    except InvalidDocumentError as error:
+        problems = error.problems
+    return {
+        "path": str(path),
+        "holds": None if problems else holds,
+        "problems": [
+            {"line": problem.line, "column": problem.column, "field": problem.field, "message": problem.message,
+             "text": str(problem)}
+            for problem in problems
+        ],
+    }  # fmt: skip
+
+
+def _unknown_hosts(jobs: JobSet, document: documents.Document, args: argparse.Namespace) -> list[Problem]:
+    """Hold the hosts that jobs name against the inventory in use; one that is broken itself says so elsewhere."""
+    hosts = inventory_path(args)
+    try:
+        return check_hosts(jobs, load_inventory(hosts), document) if hosts else []
+    except InvalidDocumentError:
+        return []
+
+
+def schema(args: argparse.Namespace, screen: Screen) -> int:
+    """Print a JSON Schema as it is shipped."""
+    text = json.dumps(schemas.schema(args.name), indent=2, ensure_ascii=True)
+    screen.lines(text.encode() + b"\n")
+    return ExitCode.OK
 
 
 def matrix(_args: argparse.Namespace, screen: Screen) -> int:
     """Show the support matrix: which jobs may be declared, and what each row stands on."""
-    from gpulayer.cli.tables import table
-    from gpulayer.spec import support
-
     rows = support.matrix()
     if screen.machine:
         screen.data({"schema": "gpulayer.matrix/1", "rows": [asdict(row) for row in rows]})

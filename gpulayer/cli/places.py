@@ -1,0 +1,125 @@
+"""Which files a command means: the inventory, the jobs, the project's folder and its last plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulayer.cli.screen import Screen
+from gpulayer.errors import InvalidDocumentError, UsageError
+from gpulayer.placement.document import from_json
+from gpulayer.placement.plan import Plan
+from gpulayer.run.paths import Paths, find_folder
+from gpulayer.spec import documents
+from gpulayer.spec.inventory import Inventory, load_inventory, local_inventory
+from gpulayer.spec.jobs import JobSet, check_hosts, load_jobs, parse_jobs
+
+JOBS = Path("jobs.yaml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """What was applied in a folder, as its last plan tells it. `jobs` are empty where the jobs file does not hold."""
+
+    folder: Path
+    jobs: JobSet
+    inventory: Inventory
+    plan: Plan | None
+
+
+def inventory_path(args: argparse.Namespace) -> Path | None:
+    """Return the inventory in use (contract: flag, environment, this folder, the user's configuration), or None."""
+    if path := _named_inventory(args):
+        return path
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
+    return next(
+        (path for path in (Path("inventory.yaml"), config / "gpulayer" / "inventory.yaml") if path.exists()), None
+    )
+
+
+def load_hosts(args: argparse.Namespace, screen: Screen) -> Inventory:
+    """Return the inventory in use; where there is none, this machine alone, and a line says so."""
+    return _inventory(inventory_path(args), screen)
+
+
+def jobs_path(named: str | None) -> Path:
+    """Return the jobs file that was named, else ./jobs.yaml; UsageError where there is none."""
+    if named is None and not JOBS.exists():
+        raise UsageError(f"there is no {JOBS} in {Path.cwd()}", fix="name the jobs file")
+    return Path(named) if named else JOBS
+
+
+def load_jobs_for(path: Path, inventory: Inventory) -> JobSet:
+    """Return the jobs in a file, whose `where` names hosts of this inventory; InvalidDocumentError."""
+    document = documents.load(path)
+    jobs = parse_jobs(document)
+    if problems := check_hosts(jobs, inventory, document):
+        raise InvalidDocumentError(problems)
+    return jobs
+
+
+def read_json(path: Path) -> object:
+    """Return the JSON document in a file; UsageError where there is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", fix="name a file that can") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON document: {error}", fix="save it anew") from error
+
+
+def is_plan(path: Path) -> bool:
+    """Tell whether a file holds a saved plan: those are JSON objects with a schema; else it is taken for jobs."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(1024).lstrip().startswith(b"{"):
+                return False
+        document = read_json(path)
+    except (OSError, UsageError):
+        return False
+    return isinstance(document, dict) and "schema" in document
+
+
+def load_plan(path: Path) -> Plan:
+    """Return a saved plan; StateError where it does not hold."""
+    return from_json(read_json(path))
+
+
+def load_project(args: argparse.Namespace, screen: Screen) -> Project:
+    """Return the project of the nearest folder upward in which something was planned or applied."""
+    folder = find_folder(Path())
+    path = Paths(folder).plan
+    if not path.exists():
+        project = JobSet(project=folder.name, jobs={}, path=folder / JOBS)
+        return Project(folder=folder, jobs=project, inventory=load_hosts(args, screen), plan=None)
+    plan = load_plan(path)
+    jobs, inventory = documents_of(plan, args, screen)
+    return Project(folder=folder, jobs=jobs, inventory=inventory, plan=plan)
+
+
+def documents_of(plan: Plan, args: argparse.Namespace, screen: Screen) -> tuple[JobSet, Inventory]:
+    """Return the jobs and hosts that a plan was made of; --inventory and $GPULAYER_INVENTORY come before its own."""
+    paths = [Path(path) for path, _ in plan.documents]
+    own = paths[1] if len(paths) > 1 else None
+    return load_jobs(paths[0]), _inventory(_named_inventory(args) or own, screen)
+
+
+def secrets_of(jobs: JobSet) -> list[str]:
+    """Return the values of the jobs' secrets, as the environment has them, to be masked."""
+    names = {name for job in jobs.jobs.values() for name in job.secrets}
+    return [os.environ[name] for name in sorted(names) if name in os.environ]
+
+
+def _named_inventory(args: argparse.Namespace) -> Path | None:
+    named = args.inventory or os.environ.get("GPULAYER_INVENTORY")
+    return Path(named) if named else None
+
+
+def _inventory(path: Path | None, screen: Screen) -> Inventory:
+    if path is not None:
+        return load_inventory(path)
+    screen.note("no inventory: this machine alone, as host `local`", "faint")
+    return local_inventory()

@@ -1,0 +1,99 @@
+"""What would run where, and why not elsewhere, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpulayer.cli.screen import Screen
+from gpulayer.cli.tables import folded, table
+from gpulayer.placement.explain import sentence
+from gpulayer.placement.plan import Action, GroupedRefusal, Kind, Plan, PlannedJob
+
+MOST_ROWS = 30
+MOST_REASONS = 8
+WAYS = {Kind.BUSY: "wait", Kind.HOST: "fix the host", Kind.JOB: "change the job", Kind.NEVER: "never"}
+STYLES = {Kind.BUSY: "warn", Kind.HOST: "warn", Kind.JOB: "warn", Kind.NEVER: "faint"}
+
+
+def show_plan(screen: Screen, plan: Plan, *, everything: bool = False) -> None:
+    """Print a plan: each job's action and place, then every refusal, the nearest to yes first.
+
+    Long lists are folded with a count unless `everything` is asked for.
+    """
+    counts = ", ".join(f"{count} {action.replace('_', ' ')}" for action, count in plan.summary.items() if count)
+    screen.say(f"{plan.project}: {counts or 'no jobs'}", "strong")
+    placed = [job for job in plan.jobs if job.action is not Action.REFUSE]
+    rows = list(_rows(plan, placed, one_each=everything or len(placed) <= MOST_ROWS))
+    if rows:
+        shown = rows if everything else rows[:MOST_ROWS]
+        screen.show(table(("JOB", "ACTION", "WHERE"), shown))
+        _say_folded(screen, len(rows) - len(shown), "rows")
+    _show_refused(screen, plan, everything=everything)
+    for host in plan.hosts:
+        for doubt in host.doubts:
+            screen.say(f"warning: {host.name}: {doubt.device} is used though its health is {doubt.health}", "warn")
+    silent = [host.name for host in plan.hosts if not host.reached]
+    if silent:
+        screen.say(f"warning: not reached: {folded(silent)} (gpulayer probe says why)", "warn")
+    if any(job.action is Action.FAILED for job in plan.jobs):
+        screen.say("what failed before runs again only with --retry-failed")
+    if not plan.applicable:
+        screen.say("made from saved facts: it shows what would happen and cannot be applied")
+
+
+def _rows(plan: Plan, jobs: Sequence[PlannedJob], *, one_each: bool) -> Iterator[tuple[str, str, str]]:
+    if one_each:
+        yield from ((job.job, _action(job), _where(plan, job)) for job in jobs)
+        return
+    groups: dict[tuple[str, str], list[str]] = {}
+    for job in jobs:
+        place = f"{job.placement.host} {job.accelerator}" if job.placement else _where(plan, job)
+        groups.setdefault((job.action.replace("_", " "), place), []).append(job.job)
+    for (action, place), names in groups.items():
+        yield folded(names, 3), action if len(names) == 1 else f"{action} ({len(names)} jobs)", place
+
+
+def _action(job: PlannedJob) -> str:
+    return f"queue {job.position}" if job.position else job.action.replace("_", " ")
+
+
+def _where(plan: Plan, job: PlannedJob) -> str:
+    if job.placement:
+        devices = ", ".join(_short(device) for device in job.placement.devices)
+        return f"{job.placement.host} {job.accelerator}{f' ({devices})' if devices else ''}"
+    if job.action is Action.QUEUE:
+        return f"when free: {folded(plan.shapes[job.shape].fits, 4)} ({job.accelerator})"
+    return "-"
+
+
+def _short(device: str) -> str:
+    return device if len(device) <= 16 else f"{device[:12]}…"  # noqa: PLR2004 - UUIDs differ early
+
+
+def _show_refused(screen: Screen, plan: Plan, *, everything: bool) -> None:
+    shapes: dict[str, list[str]] = {}
+    for job in plan.jobs:
+        if job.action is Action.REFUSE:
+            shapes.setdefault(job.shape, []).append(job.job)
+    shown = list(shapes.items()) if everything else list(shapes.items())[:MOST_ROWS]
+    for shape, names in shown:
+        screen.say()
+        screen.say(f"refused: {folded(names)}", "bad")
+        reasons = sorted(plan.shapes[shape].refusals, key=lambda entry: (entry.refusal.kind, -len(entry.hosts)))
+        few = reasons if everything else reasons[:MOST_REASONS]
+        for entry in few:
+            screen.say(_reason(entry), STYLES[entry.refusal.kind])
+        _say_folded(screen, len(reasons) - len(few), "reasons")
+    _say_folded(screen, len(shapes) - len(shown), "kinds of jobs that are refused")
+
+
+def _reason(entry: GroupedRefusal) -> str:
+    refusal = entry.refusal
+    where = folded(entry.hosts) + (f", {_short(refusal.device)}" if refusal.device else "")
+    fix = f"\n      fix: {refusal.fix}" if refusal.fix else ""
+    return f"  {where}: {sentence(refusal)} [{refusal.code}: {WAYS[refusal.kind]}]{fix}"
+
+
+def _say_folded(screen: Screen, count: int, what: str) -> None:
+    if count > 0:
+        screen.say(f"  and {count} more {what} (--all shows them)", "faint")
