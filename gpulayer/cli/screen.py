@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
@@ -12,7 +14,7 @@ from gpulayer.cli.terminal import escape
 from gpulayer.errors import DeclinedError, GpulayerError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.table import Table
 
 STYLES = {"bad": "31", "good": "32", "warn": "33", "name": "36", "faint": "2", "strong": "1"}
 
@@ -63,23 +65,28 @@ class Screen:
             except OSError as error:
                 self._lost(error)
 
-    def show(self, renderable: RenderableType) -> None:
-        """Print a table whose cells went through `terminal.escape_line`."""
-        if not self.machine and not self.closed:
-            try:
-                self.console().print(renderable)
-                sys.stdout.flush()
-            except OSError as error:
-                self._lost(error)
-
-    def console(self, stream: TextIO | None = None) -> Console:
-        """Return rich's console on a stream (stdout), which reads no markup and guesses no highlights."""
+    def show(self, table: Table) -> None:
+        """Print a table whose cells went through `terminal.escape_line`; in a pipe no line of it is broken."""
         from rich.console import Console
 
-        stream = stream or sys.stdout
-        return Console(
-            file=stream, no_color=not self._colored[stream], highlight=False, markup=False, emoji=False, soft_wrap=False
+        if self.machine:
+            return
+        console = Console(
+            width=shutil.get_terminal_size().columns if self.terminal else 2**16,
+            force_terminal=self._colored[sys.stdout],
+            no_color=not self._colored[sys.stdout],
+            highlight=False,
         )
+        with console.capture() as captured:
+            console.print(table)
+        self.lines("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()).encode())
+
+    def wrapped(self, text: str, indent: str) -> str:
+        """Return a line broken to fit the terminal, all but its first part indented; as it is in a pipe."""
+        width = shutil.get_terminal_size().columns
+        if not self.terminal or len(text) < width:
+            return text
+        return "\n".join(textwrap.wrap(text, width - 1, subsequent_indent=indent, break_long_words=False))
 
     def paint(self, text: str, style: str) -> str:
         """Return our own text in a style where stdout shows colours."""

@@ -82,16 +82,18 @@ def _show_refused(screen: Screen, plan: Plan, *, everything: bool) -> None:
         reasons = sorted(plan.shapes[shape].refusals, key=lambda entry: (entry.refusal.kind, -len(entry.hosts)))
         few = reasons if everything else reasons[:MOST_REASONS]
         for entry in few:
-            screen.say(_reason(entry), STYLES[entry.refusal.kind])
+            for line in _reason(entry):
+                screen.say(screen.wrapped(line, " " * 6), STYLES[entry.refusal.kind])
         _say_folded(screen, len(reasons) - len(few), "reasons")
     _say_folded(screen, len(shapes) - len(shown), "kinds of jobs that are refused")
 
 
-def _reason(entry: GroupedRefusal) -> str:
+def _reason(entry: GroupedRefusal) -> Iterator[str]:
     refusal = entry.refusal
     where = folded(entry.hosts) + (f", {_short(refusal.device)}" if refusal.device else "")
-    fix = f"\n      fix: {refusal.fix}" if refusal.fix else ""
-    return f"  {where}: {sentence(refusal)} [{refusal.code}: {WAYS[refusal.kind]}]{fix}"
+    yield f"  {where}: {sentence(refusal)} [{refusal.code}: {WAYS[refusal.kind]}]"
+    if refusal.fix:
+        yield f"    fix: {refusal.fix}"
 
 
 def _say_folded(screen: Screen, count: int, what: str) -> None:
