@@ -43,7 +43,7 @@ def _check(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     try:
         document = documents.load(path)
         if isinstance(document.value, dict) and "hosts" in document.value:
-            holds = f"{len(parse_inventory(document, path).hosts)} hosts"
+            holds = f"{len(parse_inventory(document).hosts)} hosts"
         else:
             jobs = parse_jobs(document)
             problems = tuple(_unknown_hosts(jobs, document, args))
@@ -104,6 +104,7 @@ def matrix(_args: argparse.Namespace, screen: Screen) -> int:
         screen.say()
     reasons = dict.fromkeys(row.why for row in rows if not row.allowed)
     for why in reasons:
-        screen.say(f"no: {why}")
-    screen.say("No row claims that an operator works; a demand is what the probe must have seen working on the host.")
+        screen.say(screen.wrapped(f"no: {why}", "    "))
+    claim = "No row claims that an operator works; a demand is what the probe must have seen working on the host."
+    screen.say(screen.wrapped(claim, ""))
     return ExitCode.OK

@@ -12,7 +12,7 @@ from gpulayer.cli.planning import connect_options, save_plan
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_plan import show_plan
 from gpulayer.errors import ExitCode, UsageError
-from gpulayer.fleet.fleet import Fleet
+from gpulayer.fleet.session import Fleet
 from gpulayer.placement.plan import Action, Plan
 from gpulayer.run import api
 from gpulayer.run.paths import Paths, find_folder

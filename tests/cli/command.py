@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +67,20 @@ class Commander:
             check=False,
         )
         return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def on_terminal(self, *words: str, typed: str = "", columns: int = 80) -> Result:
+        """Run a command on a terminal of its own; all that it shows is `out`."""
+        ours, its = pty.openpty()
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        process = self.start(*words, stdin=its, stdout=its, stderr=its, start_new_session=True)
+        os.close(its)
+        os.write(ours, typed.encode())
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the command has ended
+            while data := os.read(ours, 65536):
+                shown += data
+        os.close(ours)
+        return Result(process.wait(timeout=60), shown.decode().replace("\r\n", "\n"), "")
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name

@@ -7,17 +7,33 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from gpulayer.spec import support
 from tests.cli.command import Commander
 
+ROW = re.compile(r"(cuda|mps|rocm|cpu) +\S.* (yes|no) ")
 
-def test_matrix_shows_every_row_in_80_columns_without_colour(gpulayer: Commander) -> None:
+
+def test_matrix_shows_every_row_without_colour(gpulayer: Commander) -> None:
     result = gpulayer("matrix")
     assert result.code == 0
-    shown = [line for line in result.out.splitlines() if re.match(r"(cuda|mps|rocm|cpu) +\S.* (yes|no) ", line)]
-    assert len(shown) == len(support.matrix())
+    assert len([line for line in result.out.splitlines() if ROW.match(line)]) == len(support.matrix())
     assert "\x1b" not in result.out
-    assert max(len(line) for line in result.out.splitlines() if not line.startswith(("no: ", "No row"))) <= 80
+
+
+def test_matrix_fits_in_80_columns_of_a_terminal(gpulayer: Commander) -> None:
+    result = gpulayer.on_terminal("matrix")
+    assert "\x1b[1m" in result.out
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in result.out.splitlines()]
+    assert len([line for line in lines if ROW.match(line)]) == len(support.matrix())
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("words", "extra"), [(("--no-color",), {}), ((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"})])
+def test_no_colour_where_none_is_wanted(gpulayer: Commander, words: tuple[str, ...], extra: dict[str, str]) -> None:
+    gpulayer.extra.update(extra)
+    assert "\x1b" not in gpulayer.on_terminal("matrix", *words).out
 
 
 def test_matrix_json_is_one_document(gpulayer: Commander) -> None:
