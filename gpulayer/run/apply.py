@@ -138,6 +138,9 @@ async def go_on(scene: Scene, plan: Plan | None) -> None:
                 works = [
                     work for work in works_of(plan, jobs, views, history, resume=True) if work.run.job in waiting
                 ]  # fmt: skip
+                for work in works:
+                    if work.outcome is Outcome.UP_TO_DATE:
+                        work.outcome = Outcome.SUCCEEDED  # its end is news here
         works += _others(works, views, history, store.collected())
         await _execute(scene, plan, works, views, trees)
         if other is not None and waiting:

@@ -46,6 +46,7 @@ PRAGMA user_version = {VERSION};
 """
 
 COLUMNS: Final = "run, job, key, attempt, host, status, devices, code, signal, reason, started_at, ended_at"
+COMPACT: Final = json.JSONEncoder(separators=(",", ":")).encode  # one encoder: json.dumps makes one a call
 FINAL: Final = ", ".join(f"'{word}'" for word in sorted(states.FINAL))
 
 
@@ -66,6 +67,7 @@ class Store:
         """Use `Store.open`."""
         self.paths = paths
         self._connection = connection
+        self._path = paths.database
         self._version = self._data_version()
 
     @classmethod
@@ -127,7 +129,7 @@ class Store:
                     if connection.execute(
                         "UPDATE runs SET status = ?, host = ?, devices = ?, spec = ?, collected = 0"
                         " WHERE run = ? AND status = ?",
-                        (states.LAUNCHING, intent.host, _compact(intent.devices), _compact(intent.spec), intent.run,
+                        (states.LAUNCHING, intent.host, COMPACT(intent.devices), COMPACT(intent.spec), intent.run,
                          states.QUEUED),
                     ).rowcount
                 }  # fmt: skip
@@ -153,7 +155,7 @@ class Store:
             connection.executemany(
                 "INSERT INTO events (at, event, job, run, host, detail) VALUES (?, ?, ?, ?, ?, ?)",
                 (
-                    (event.at, event.event, event.job, event.run, event.host, _compact(event.detail))
+                    (event.at, event.event, event.job, event.run, event.host, COMPACT(event.detail))
                     for event, _ in entries
                 ),
             )
@@ -173,13 +175,13 @@ class Store:
 
     def run(self, run: str) -> KnownRun | None:
         """Return one run."""
-        with _reported(self.paths.database):
+        with _reported(self._path):
             row = self._connection.execute(f"SELECT {COLUMNS} FROM runs WHERE run = ?", (run,)).fetchone()  # noqa: S608
         return None if row is None else _run(row)
 
     def runs(self, project: str | None = None, job: str | None = None) -> list[KnownRun]:
         """Return the runs in the order in which they were taken in hand: a job's last one is its own."""
-        with _reported(self.paths.database):
+        with _reported(self._path):
             rows = self._connection.execute(
                 f"SELECT {COLUMNS} FROM runs WHERE project = coalesce(?, project) AND job = coalesce(?, job)"  # noqa: S608
                 " ORDER BY turn",
@@ -189,18 +191,18 @@ class Store:
 
     def spec(self, run: str) -> dict[str, Any] | None:
         """Return what was launched as `run`; None where nothing was."""
-        with _reported(self.paths.database):
+        with _reported(self._path):
             row = self._connection.execute("SELECT spec FROM runs WHERE run = ?", (run,)).fetchone()
         return None if row is None or row[0] is None else dict(json.loads(row[0]))
 
     def collected(self) -> set[str]:
         """Return the runs whose whole log and outputs are here."""
-        with _reported(self.paths.database):
+        with _reported(self._path):
             return {run for (run,) in self._connection.execute("SELECT run FROM runs WHERE collected")}
 
     def events(self) -> list[dict[str, Any]]:
         """Return the whole history, oldest first."""
-        with _reported(self.paths.database):
+        with _reported(self._path):
             rows = self._connection.execute(
                 "SELECT at, event, job, run, host, detail FROM events ORDER BY seq"
             ).fetchall()
@@ -215,13 +217,13 @@ class Store:
         return before != self._version
 
     def _data_version(self) -> int:
-        with _reported(self.paths.database):
+        with _reported(self._path):
             (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         return int(version)
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with _reported(self.paths.database):
+        with _reported(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -291,13 +293,9 @@ def _reported(path: Path) -> Iterator[None]:
         raise _broken(path, str(error)) from error
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
-
-
 def _row(run: KnownRun) -> tuple[object, ...]:
     return (
-        run.run, run.job, run.key, run.attempt, run.host or None, run.status, _compact(run.devices),
+        run.run, run.job, run.key, run.attempt, run.host or None, run.status, COMPACT(run.devices),
         run.code, run.signal, run.reason, run.started_at, run.ended_at,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from contextlib import aclosing
@@ -244,3 +245,44 @@ async def test_devices_of_others_are_waited_for(project: Project, tmp_path: Path
     assert words(seen, "late")[0] == "queued"
     with Store.open(other.folder) as store:
         assert [run.status for run in store.runs()] == ["exited"]
+
+
+@pytest.mark.parametrize("word", ["launching", "launched"])
+async def test_kill_9_around_a_launch_starts_each_job_once(project: Project, word: str) -> None:
+    """Between intent and send, before the answer, after it: wherever the kill falls, the host settles it."""
+    project.write({f"job-{n}": {"command": f"{STARTED}; echo {n}"} for n in range(4)})
+    plan = await project.plan()
+    with project.controller("apply") as controller:
+        assert controller.stdout is not None
+        for line in controller.stdout:
+            if json.loads(line)["event"] == word:
+                controller.send_signal(signal.SIGKILL)
+                break
+    assert summary(await project.attach(plan)) == (0, {"succeeded": 4})
+    assert set(project.starts().values()) == {1}
+    assert len(project.starts()) == 4
+    assert project.logs_are_equal()
+
+
+async def test_controllers_that_start_together_start_each_job_once(project: Project, tmp_path: Path) -> None:
+    """Each has its own history: only the host can tell them that the other was first."""
+    project.extra = {"run-one": {"max_jobs": 8}}
+    several = [
+        Project(
+            folder=tmp_path / str(n) / project.name,
+            hosts={"run-one": project.hosts["run-one"]},
+            options=project.options,
+            extra=project.extra,
+        )
+        for n in range(4)
+    ]
+    for one in several:
+        one.folder.mkdir(parents=True)
+        one.write({f"job-{n}": {"command": f"{STARTED}; echo {n}"} for n in range(3)})
+    plans = await asyncio.gather(*(one.plan() for one in several))
+    for events in await asyncio.gather(*(one.apply(plan) for one, plan in zip(several, plans, strict=True))):
+        code, counts = summary(events)
+        assert code == 0
+        assert sum(counts.values()) == 3
+    assert set(several[0].starts().values()) == {1}
+    assert all(one.logs_are_equal() for one in several)

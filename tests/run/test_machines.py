@@ -1,0 +1,104 @@
+"""A simulated Mac, a simulated CUDA host and a CPU host, each behind a real sshd: one plan, one apply.
+
+What the probe sees of the machines is simulated; nothing here is evidence for hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulayer.fleet.transport import ConnectOptions
+from gpulayer.placement.plan import Action
+from gpulayer.run import api
+from gpulayer.run.survey import fleet_document
+from tests.machines import H200_IDS, simulated_cuda_host, simulated_mac
+from tests.run.project import STARTED, Project, output, summary
+from tests.sshd import SshdHost
+
+TOLD = 'echo "$GPULAYER_ACCELERATOR|$GPULAYER_DEVICES|${CUDA_VISIBLE_DEVICES-unset}|$GPULAYER_HOST"'
+
+
+@pytest.fixture(scope="session")
+def machines(
+    sshd_host: Callable[..., SshdHost], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, SshdHost]:  # fmt: skip
+    """Three hosts; the inventory names the interpreters that simulate two of them."""
+    folder = tmp_path_factory.mktemp("machines")
+    return {
+        "sim-mac": sshd_host("sim-mac", python=str(simulated_mac(folder / "mac").python)),
+        "sim-cuda": sshd_host("sim-cuda", python=str(simulated_cuda_host(folder / "cuda").python)),
+        "sim-cpu": sshd_host("sim-cpu"),
+    }
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, machines: dict[str, SshdHost], connect_options: ConnectOptions) -> Project:
+    folder = tmp_path / f"mixed-{tmp_path.name.strip('_').replace('_', '-')}"[:60]
+    folder.mkdir()
+    return Project(folder=folder, hosts=machines, options=connect_options, extra={})
+
+
+async def test_the_right_job_runs_on_each_machine(mixed: Project) -> None:
+    command = {"command": f"{STARTED}; {TOLD}"}
+    mixed.write({
+        "apple": command | {"accelerator": "mps", "framework": "torch"},
+        "nvidia": command | {"accelerator": "cuda", "framework": "torch", "resources": {"gpu_memory_gb": 100}},
+        "both": command | {"accelerator": "cuda", "resources": {"gpus": 2}},
+        "plain": command | {"accelerator": "cpu", "where": {"hosts": ["sim-cpu"]}},
+        "either": command | {"accelerator": ["cuda", "mps", "cpu"]},
+    })  # fmt: skip
+    plan = await mixed.plan()
+    placed = {job.job: job.placement.host for job in plan.jobs if job.placement}
+    assert placed["apple"] == "sim-mac"
+    assert placed["nvidia"] == "sim-cuda"
+    events = await mixed.apply(plan)
+    assert summary(events) == (0, {"succeeded": 5})
+    assert output(events, "apple") == b"mps|apple:0|unset|sim-mac\n"
+    accelerator, devices, visible, host = output(events, "nvidia").decode().strip().split("|")
+    assert (accelerator, host) == ("cuda", "sim-cuda")
+    assert devices == visible
+    assert devices in H200_IDS
+    assert output(events, "both").decode() == f"cuda|{','.join(H200_IDS)}|{','.join(H200_IDS)}|sim-cuda\n"
+    assert output(events, "plain") == b"cpu|||sim-cpu\n"
+    assert output(events, "either").startswith(b"cuda|")
+    assert set(mixed.starts().values()) == {1}
+
+
+async def test_a_cuda_job_never_goes_to_a_mac(mixed: Project) -> None:
+    mixed.write({"a": {"command": STARTED, "accelerator": "cuda", "where": {"hosts": ["sim-mac"]}},
+                 "b": {"command": STARTED, "accelerator": "mps", "resources": {"dtypes": ["float64"]}}})  # fmt: skip
+    plan = await mixed.plan()
+    assert {job.action for job in plan.jobs} == {Action.REFUSE}
+    assert summary(await mixed.apply(plan, partial=True)) == (3, {"refused": 2})
+    assert mixed.runs() == {}
+
+
+async def test_more_jobs_than_devices_take_turns(mixed: Project) -> None:
+    """Each run notes when it has a device and when it gives it back; no two have one at the same time."""
+    journal = mixed.folder / "journal"
+    turn = f'echo "+ $GPULAYER_DEVICES" >> {journal}; sleep 0.05; echo "- $GPULAYER_DEVICES" >> {journal}'
+    mixed.write({f"job-{n}": {"command": turn, "accelerator": "cuda"} for n in range(7)})
+    events = await mixed.apply()
+    assert summary(events) == (0, {"succeeded": 7})
+    held: set[str] = set()
+    lines = [line.split() for line in journal.read_text().splitlines()]
+    assert len(lines) == 14
+    for sign, device in lines:
+        assert (device in held) is (sign == "-")
+        held ^= {device}
+    assert {device for _, device in lines} == set(H200_IDS)
+
+
+async def test_a_saved_fleet_plans_as_the_fleet_itself(mixed: Project) -> None:
+    mixed.write({"apple": {"command": "true", "accelerator": "mps", "framework": "torch"},
+                 "none": {"command": "true", "accelerator": "rocm"}})  # fmt: skip
+    surveyed = await api.probe(mixed.inventory, options=mixed.options)
+    document = fleet_document(surveyed)
+    saved = await api.plan_against(mixed.jobs, mixed.inventory, document)
+    asked = await mixed.plan()
+    assert not saved.applicable
+    assert saved.shapes == asked.shapes
+    assert [job.action for job in saved.jobs] == [job.action for job in asked.jobs]
