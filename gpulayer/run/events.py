@@ -18,14 +18,16 @@ OUTPUT = "output"
 LOG_REPLACED = "log_replaced"
 LINK_LOST = "link_lost"
 LINK_BACK = "link_back"
+SYNCING = "syncing"
 SYNCED = "synced"
+FETCHING = "fetching"
 FETCHED = "fetched"
 WARNING = "warning"
 SUMMARY = "summary"
 
 STATUSES: Final = frozenset(states.MOVES)
 EVENTS: Final = STATUSES | {
-    LAUNCHED, OUTPUT, LOG_REPLACED, LINK_LOST, LINK_BACK, SYNCED, FETCHED, WARNING, SUMMARY,
+    LAUNCHED, OUTPUT, LOG_REPLACED, LINK_LOST, LINK_BACK, SYNCING, SYNCED, FETCHING, FETCHED, WARNING, SUMMARY,
 }  # fmt: skip
 
 
@@ -40,6 +42,7 @@ class Event:
     - `launched`: `new` (false: the host had it already); `log_replaced`: `offset` at which the log begins anew
     - `output`: `offset` in the run's log; the bytes themselves are `data`
     - `link_lost`: `error`; `link_back`: nothing (both are about a host, not a job)
+    - `syncing`, `fetching`: `bytes` so far and `total` (None: not known); for display, not recorded
     - `synced`: `files`, `bytes` (of the tree), `sent_files`, `sent_bytes`
     - `fetched`: `files`, `bytes`, `skipped` (list of [path, why]), `path`
     - `warning`: `message`, `fix`

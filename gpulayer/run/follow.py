@@ -17,7 +17,18 @@ from gpulayer.fleet.session import AgentError, Fleet, Session, Stream
 from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
 from gpulayer.run.channel import Channel
-from gpulayer.run.events import FETCHED, LINK_BACK, LINK_LOST, LOG_REPLACED, OUTPUT, WARNING, Event, now, status_event
+from gpulayer.run.events import (
+    FETCHED,
+    FETCHING,
+    LINK_BACK,
+    LINK_LOST,
+    LOG_REPLACED,
+    OUTPUT,
+    WARNING,
+    Event,
+    now,
+    status_event,
+)
 from gpulayer.run.replies import Reader, RunState, run_state
 from gpulayer.run.store import Store
 
@@ -26,6 +37,7 @@ PATIENCE: Final = 600.0  # seconds without a word from a host until its runs are
 PAUSES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts while a host does not answer
 
 
+PROGRESS: Final = 0.5  # seconds between two words of how far a transfer is
 HOPELESS: Final = frozenset({Stage.HOST_KEY, Stage.AUTHENTICATE})  # no repetition mends these; hosts punish it
 
 T = TypeVar("T")
@@ -53,6 +65,23 @@ class Reporter:
     def status(self, run: KnownRun, **detail: object) -> None:
         """Report a run's status."""
         self.say(status_event(run, **detail), run)
+
+    def progress(self, word: str, host: str, run: KnownRun | None = None) -> Callable[[int, int | None], None]:
+        """Return what shows how far a transfer is, at most twice a second; such events are not recorded."""
+        shown = time.monotonic()
+
+        def show(done: int, total: int | None) -> None:
+            nonlocal shown
+            if time.monotonic() - shown >= PROGRESS:
+                shown = time.monotonic()
+                self.channel.put(
+                    Event(
+                        event=word, at=now(), job=run.job if run else None, run=run.run if run else None, host=host,
+                        detail={"bytes": done, "total": total},
+                    )
+                )  # fmt: skip
+
+        return show
 
     def warn(
         self, message: str, *, fix: str | None = None, host: str | None = None, run: KnownRun | None = None
@@ -179,7 +208,11 @@ class Follower:
         run = state.run
         if state.outputs:
             place = self.store.paths.outputs(run.run)
-            fetched = await self.links.insist(run.host, lambda session: fetch(session, run.run, state.outputs, place))
+            progress = self.reporter.progress(FETCHING, run.host, run)
+            fetched = await self.links.insist(
+                run.host,
+                lambda session: fetch(session, run.run, state.outputs, place, lambda done: progress(done, None)),
+            )
             self.reporter.say(
                 Event(
                     event=FETCHED, at=now(), job=run.job, run=run.run, host=run.host,

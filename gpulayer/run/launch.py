@@ -14,7 +14,7 @@ from gpulayer.fleet.session import AgentError, Session
 from gpulayer.fleet.sync import sync
 from gpulayer.fleet.tree import Tree
 from gpulayer.placement.plan import HostView, KnownRun, Placement
-from gpulayer.run.events import SYNCED, Event, now
+from gpulayer.run.events import SYNCED, SYNCING, Event, now
 from gpulayer.run.follow import Links, Reporter
 from gpulayer.run.replies import Reader, RunState, run_state
 from gpulayer.spec.jobs import JobSpec
@@ -161,7 +161,8 @@ class Launcher:
             raise
 
     async def _sync(self, host: str, tree: Tree) -> None:
-        sent = await self.links.insist(host, lambda session: sync(session, tree))
+        progress = self.reporter.progress(SYNCING, host)
+        sent = await self.links.insist(host, lambda session: sync(session, tree, progress))
         self.reporter.say(
             Event(
                 event=SYNCED, at=now(), host=host,
