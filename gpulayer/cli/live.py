@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
 from gpulayer.cli.screen import Screen
-from gpulayer.cli.tables import size, table
+from gpulayer.cli.tables import many, size, table
 from gpulayer.cli.terminal import JobOutput
 from gpulayer.errors import ExitCode
 from gpulayer.remote import states
@@ -17,7 +17,7 @@ from gpulayer.run.events import Event
 
 LOOK = 2.0  # seconds between two looks at the progress bars of running jobs
 HINTS = """\
-detached: what has started goes on
+what has started goes on
   follow one job:                        gpulayer logs JOB -f
   follow all, go on with the queue:      gpulayer attach
   cancel all:                            gpulayer cancel --all"""
@@ -64,6 +64,10 @@ class Live:
             self._launched.add(event.run or "")
             verb = "started" if event.detail["new"] else "was started before"
             self._screen.note(f"{event.job}: {verb} on {self._places.get(event.run or '', event.host or '')}")
+        elif event.event in {events.SYNCING, events.FETCHING}:
+            total = f" of {size(event.detail['total'])}" if event.detail["total"] else ""
+            what = "sending code" if event.event == events.SYNCING else f"fetching outputs of {event.job}"
+            self._screen.passing(f"{event.host}: {what}: {size(event.detail['bytes'])}{total}")
         else:
             if event.event == events.LOG_REPLACED:
                 self._outputs.pop(event.run or "", None)
@@ -126,10 +130,11 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
         case events.LINK_BACK:
             yield f"{event.host}: is back", "good"
         case events.SYNCED:
-            sent = f"{detail['sent_files']} files, {size(detail['sent_bytes'])}, sent"
-            yield f"{event.host}: code is there ({detail['files']} files, {size(detail['bytes'])}; {sent})", "faint"
+            whole = f"{many(detail['files'], 'file')}, {size(detail['bytes'])}"
+            sent = f"{many(detail['sent_files'], 'file')}, {size(detail['sent_bytes'])}"
+            yield f"{event.host}: code is there: {whole}; sent: {sent}", "faint"
         case events.FETCHED:
-            what = f"{detail['files']} files, {size(detail['bytes'])}"
+            what = f"{many(detail['files'], 'file')}, {size(detail['bytes'])}"
             yield f"{event.job}: fetched {what}, into {detail['path']}", "faint"
             for path, why in detail["skipped"]:
                 yield f"{event.job}: not fetched: {path}: {why}", "warn"
@@ -165,7 +170,7 @@ async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen
     try:
         await shown
     except asyncio.CancelledError:
-        screen.note(HINTS)
+        screen.note(f"detached: {HINTS}")
         return ExitCode.INTERRUPTED
     return live.exit_code
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpulayer.cli.screen import Screen
-from gpulayer.errors import InvalidDocumentError, UsageError
+from gpulayer.errors import InvalidDocumentError, StateError, UsageError
 from gpulayer.placement.document import from_json
 from gpulayer.placement.plan import Plan
 from gpulayer.run.paths import Paths, find_folder
@@ -96,15 +96,30 @@ def load_project(args: argparse.Namespace, screen: Screen) -> Project:
         project = JobSet(project=folder.name, jobs={}, path=folder / JOBS)
         return Project(folder=folder, jobs=project, inventory=load_hosts(args, screen), plan=None)
     plan = load_plan(path)
-    jobs, inventory = documents_of(plan, args, screen)
-    return Project(folder=folder, jobs=jobs, inventory=inventory, plan=plan)
+    try:
+        jobs = replace(load_jobs(_documents(plan)[0]), project=plan.project)
+    except InvalidDocumentError as error:
+        # What runs can be followed and cancelled while its document is being edited.
+        screen.note(f"warning: the jobs file does not hold, so that nothing new can be started:\n{error}", "warn")
+        jobs = JobSet(project=plan.project, jobs={}, path=folder / JOBS)
+    return Project(folder=folder, jobs=jobs, inventory=_hosts_of(plan, args, screen), plan=plan)
 
 
 def documents_of(plan: Plan, args: argparse.Namespace, screen: Screen) -> tuple[JobSet, Inventory]:
     """Return the jobs and hosts that a plan was made of; --inventory and $GPULAYER_INVENTORY come before its own."""
-    paths = [Path(path) for path, _ in plan.documents]
-    own = paths[1] if len(paths) > 1 else None
-    return load_jobs(paths[0]), _inventory(_named_inventory(args) or own, screen)
+    return load_jobs(_documents(plan)[0]), _hosts_of(plan, args, screen)
+
+
+def _documents(plan: Plan) -> list[Path]:
+    """Return the paths of a plan's documents: the jobs, then the inventory where there was one."""
+    if not plan.documents:
+        raise StateError("the plan names no documents", fix="plan anew: gpulayer plan")
+    return [Path(path) for path, _ in plan.documents]
+
+
+def _hosts_of(plan: Plan, args: argparse.Namespace, screen: Screen) -> Inventory:
+    own = _documents(plan)[1:]
+    return _inventory(_named_inventory(args) or (own[0] if own else None), screen)
 
 
 def secrets_of(jobs: JobSet) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from gpulayer.cli.live import Live, follow
+from gpulayer.cli.live import HINTS, Live, follow
 from gpulayer.cli.places import documents_of, is_plan, load_hosts, load_jobs_for, load_plan, load_project, secrets_of
 from gpulayer.cli.planning import connect_options, save_plan
 from gpulayer.cli.screen import Screen
@@ -94,4 +94,7 @@ async def _apply(
         options=connect_options(args, screen),
         fleet=fleet,
     )
-    return await follow(stream, Live(screen, secrets_of(jobs)), screen)
+    code = await follow(stream, Live(screen, secrets_of(jobs)), screen)
+    if args.detach and code == ExitCode.OK:
+        screen.note(HINTS)
+    return code

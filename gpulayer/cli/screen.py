@@ -37,6 +37,7 @@ class Screen:
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         self._bytes: BinaryIO = sys.stdout.buffer
+        self._passing = False  # a passing line stands on the terminal
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """Print lines for people; with --json there are none."""
@@ -46,6 +47,13 @@ class Screen:
     def note(self, text: str, style: str | None = None) -> None:
         """Print what is no data: warnings, progress, hints."""
         self._write(sys.stderr, text, style)
+
+    def passing(self, text: str) -> None:
+        """Show progress on one line that the next words replace; without a terminal there is none."""
+        if sys.stderr.isatty():
+            self._wipe()
+            self._write(sys.stderr, text[: shutil.get_terminal_size().columns - 1], "faint", end="")
+            self._passing = True
 
     def error(self, error: GpulayerError) -> None:
         """Print an error once: what and where, then the fix."""
@@ -58,6 +66,7 @@ class Screen:
     def lines(self, data: bytes) -> None:
         """Print bytes that the sink has made harmless already (`terminal.JobOutput`)."""
         if data and not self.closed:
+            self._wipe()
             try:
                 sys.stdout.flush()
                 self._bytes.write(data)
@@ -101,6 +110,7 @@ class Screen:
             raise DeclinedError("nothing was done: the answer was no", fix=f"{flag} asks nothing")
 
     def _write(self, stream: TextIO, text: str, style: str | None, *, end: str = "\n") -> None:
+        self._wipe()
         text = escape(text)
         if style and self._colored[stream]:
             text = f"\x1b[{STYLES[style]}m{text}\x1b[0m"
@@ -109,6 +119,12 @@ class Screen:
             stream.flush()
         except OSError as error:
             self._lost(error)
+
+    def _wipe(self) -> None:
+        if self._passing:
+            self._passing = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
     def _lost(self, error: OSError) -> None:
         """Go on without a stream whose reader has gone (or whose terminal hung up), other than by filling a disk."""

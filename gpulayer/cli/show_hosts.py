@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import folded, size, table
 from gpulayer.gpu.facts import Device, HostFacts
+from gpulayer.placement.explain import sentence
 from gpulayer.placement.plan import HostView
+from gpulayer.placement.rules import unexpected
 
 KINDS = {"dedicated": "dedicated", "unified": "unified with the CPU", None: "of unknown kind"}
 SEVERITIES = {"error": "bad", "warning": "warn", "info": "faint"}
@@ -25,6 +27,9 @@ def show_hosts(screen: Screen, views: Sequence[HostView]) -> None:
         screen.show(table(("HOST", "CAPABILITIES"), capabilities))
     for severity, text in _notes(known):
         screen.say(text, SEVERITIES[severity])
+    for view in views:
+        if view.facts is not None and (refusal := unexpected(view.host, view.facts)):
+            screen.note(f"{view.host.name}: {sentence(refusal)}\n  fix: {refusal.fix}", "bad")
     unreached = [view for view in views if not view.reached]
     for view in unreached:
         screen.say(

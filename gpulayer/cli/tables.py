@@ -34,6 +34,11 @@ def size(count: int | None) -> str:
     return f"{count} B"
 
 
+def many(count: int, what: str) -> str:
+    """Return `1 file`, `2 files`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def folded(names: Sequence[str], most: int = 6) -> str:
     """Return names as one text, long lists with a count: `a, b, c and 97 more`."""
     if len(names) <= most:

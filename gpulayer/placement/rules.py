@@ -114,6 +114,11 @@ def distributed(job: JobSpec, _host: Host) -> Refusal | None:
 
 def expect(_job: JobSpec, host: Host, facts: HostFacts) -> Refusal | None:
     """Where the inventory expects devices and the probe finds others, something broke: nothing is placed there."""
+    return unexpected(host, facts)
+
+
+def unexpected(host: Host, facts: HostFacts) -> Refusal | None:
+    """Return what is wrong where a host does not have the devices that the inventory expects of it."""
     if host.expect is None:
         return None
     word, count = host.expect.accelerator, host.expect.count

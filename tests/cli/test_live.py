@@ -62,7 +62,7 @@ def test_a_story_reads_well(capfd: pytest.CaptureFixture[str]) -> None:
         "ended: 2 failed, 1 up to date",
     ]
     assert err.splitlines() == [
-        "h200: code is there (3 files, 2.9 KiB; 1 files, 1000 B, sent)",
+        "h200: code is there: 3 files, 2.9 KiB; sent: 1 file, 1000 B",
         "train: started on h200 (GPU-1)",
         "h200: connect: no answer",
         "  the jobs there go on; trying again",
