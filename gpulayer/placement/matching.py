@@ -13,8 +13,9 @@ from typing import Any
 
 from gpulayer.gpu.facts import HostFacts
 from gpulayer.placement.plan import SHOWN, Code, GroupedRefusal, HostView, Refusal, ShapeVerdict
-from gpulayer.placement.verdicts import Fits, Option, busy, class_verdict, own_refusals
-from gpulayer.spec.jobs import DistributedJob, JobSpec
+from gpulayer.placement.rules import site_of
+from gpulayer.placement.verdicts import Option, Refused, busy, class_verdict, own_refusals
+from gpulayer.spec.jobs import DistributedJob, JobSpec, shape_of
 from gpulayer.spec.support import Accelerator
 
 
@@ -44,11 +45,11 @@ def class_key(view: HostView) -> Hashable:
 class Match:
     """Where jobs of one shape fit: the ways to place them, by the host's index in the views, and the verdict in words.
 
-    `options` is empty exactly where `verdict.fits` is; `under` are the accelerators under which the job fits anywhere.
+    `shape` is the name of the shape. `ways` has every accelerator of the job, in its order of preference.
     """
 
-    options: dict[int, tuple[Option, ...]]
-    under: frozenset[Accelerator]
+    shape: str
+    ways: dict[Accelerator, dict[int, Option]]
     verdict: ShapeVerdict
 
 
@@ -58,39 +59,48 @@ class Matcher:
     def __init__(self, views: Sequence[HostView]) -> None:
         """Sort the views into classes; their order, which is the inventory's, is the order of all results."""
         self.views = tuple(views)
+        self.sites = tuple(map(site_of, views))
         classes: dict[Hashable, list[int]] = {}
         for index, view in enumerate(self.views):
             classes.setdefault(class_key(view), []).append(index)
         self._classes = tuple(classes.values())
-        self._matches: dict[Hashable, Match] = {}
+        self._held = {index for index, view in enumerate(self.views) if view.holders or view.slots_held}
+        self._shapes: dict[Hashable, Match] = {}
+        self._jobs: dict[str, tuple[JobSpec, Match]] = {}
 
-    def match(self, job: JobSpec, key: Hashable) -> Match:
-        """Return where a job fits; `key` is its `shape_key`, which callers keep."""
-        found = self._matches.get(key)
-        if found is None:
-            found = self._matches[key] = self._judge(job)
-        return found
+    def match(self, job: JobSpec) -> Match:
+        """Return where a job fits; jobs of one shape get the same object."""
+        known = self._jobs.get(job.name)
+        if known is not None and known[0] is job:
+            return known[1]
+        key = shape_key(job)
+        match = self._shapes.get(key)
+        if match is None:
+            match = self._shapes[key] = self._judge(job)
+        self._jobs[job.name] = (job, match)
+        return match
 
     def _judge(self, job: JobSpec) -> Match:
-        options: dict[int, tuple[Option, ...]] = {}
+        ways: dict[Accelerator, dict[int, Option]] = {accelerator: {} for accelerator in job.accelerators}
         reasons = _Reasons(self.views)
         refused_alone = self._refused_alone(job, reasons)
         for members in self._classes:
-            verdict = class_verdict(job, self.views[members[0]])
-            if isinstance(verdict, Fits):
-                options |= {index: verdict.options for index in members if index not in refused_alone}
-            else:
+            verdict = class_verdict(job, self.views[members[0]], self.sites[members[0]])
+            if isinstance(verdict, Refused):
                 for refusal in verdict.refusals:
                     reasons.add(refusal, members)
-        for index in sorted(options):
-            view = self.views[index]
-            if view.holders or view.slots_held:
-                for option in options[index]:
-                    for refusal in busy(option, view):
-                        reasons.add(refusal, [index])
-        fits = tuple(self.views[index].host.name for index in sorted(options))
-        under = frozenset(option.accelerator for ways in set(options.values()) for option in ways)
-        return Match(options=options, under=under, verdict=ShapeVerdict(fits=fits, refusals=reasons.grouped()))
+                continue
+            fitting = [index for index in members if index not in refused_alone] if refused_alone else members
+            for option in verdict.options:
+                ways[option.accelerator] |= dict.fromkeys(fitting, option)
+        for options in ways.values():
+            for index in sorted(self._held & options.keys()):
+                site = self.sites[index]
+                for refusal in busy(options[index], site, self.views[index]) if site else ():
+                    reasons.add(refusal, [index])
+        fits = sorted(set().union(*ways.values()))
+        names = tuple(self.views[index].host.name for index in fits)
+        return Match(shape=shape_of(job), ways=ways, verdict=ShapeVerdict(fits=names, refusals=reasons.grouped()))
 
     def _refused_alone(self, job: JobSpec, reasons: _Reasons) -> set[int]:
         """Return the hosts that are refused for what is theirs alone."""
@@ -98,7 +108,7 @@ class Matcher:
             return set()
         refused = set()
         for index, view in enumerate(self.views):
-            for refusal in own_refusals(job, view):
+            for refusal in own_refusals(job, view.host, self.sites[index]):
                 reasons.add(refusal, [index])
                 refused.add(index)
         return refused

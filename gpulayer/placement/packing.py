@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
-from gpulayer.placement.matching import Match, Matcher, shape_key
+from gpulayer.placement.matching import Match, Matcher
 from gpulayer.placement.plan import HostView, Placement
-from gpulayer.placement.rules import devices_of, memory_of, memory_taken, slots_of
+from gpulayer.placement.rules import Site, memory_taken
 from gpulayer.placement.verdicts import Option
 from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
 
 # What a host is preferred by, the smaller the better: the taken share of its CPU slots (0 for a GPU job), the rank of
 # the option, the host's index.
-Rank = tuple[float, float, int, int]
+Rank = tuple[float, tuple[float, int], int]
 
 # Loads change while a search rests. It looks again at so many hosts before it takes the best of them: enough to spread
 # jobs evenly, and a bound on the work for each job.
-LOOKS: Final = 8
+LOOKS: Final = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +33,9 @@ class _Machine:
     """The free state of one machine, which several names of the inventory may share. Sizes are bytes.
 
     `foreign` are devices held by others than our jobs, `foreign_slots` CPU slots likewise, one CPU each. `ours` maps a
-    device to the job that has it. `reserved` is the job for which the machine is kept. `parked` are the searches that
-    found too little free here; they look again when something comes free. Unknown memory (None) is not counted: no
-    job that demands some fits there.
+    device to the job that has it. `load` is the share of the CPU slots that is taken. `reserved` is the job for which
+    the machine is kept. `parked` are the searches that found too little free here; they look again when something
+    comes free. Unknown memory (None) is not counted: no job that demands some fits there.
     """
 
     slots: int = 0
@@ -47,24 +47,18 @@ class _Machine:
     slots_used: int = 0
     cpus_used: int = 0
     memory_used: int = 0
+    load: float = 0
     reserved: str | None = None
     parked: list[tuple[list[Rank], Rank]] = field(default_factory=list)
 
-    @property
-    def load(self) -> float:
-        """The share of the CPU slots that is taken."""
-        return (self.slots_used + self.foreign_slots) / self.slots
-
-    def add(self, view: HostView) -> None:
+    def add(self, site: Site, view: HostView) -> None:
         """Take what one name of this machine says of it; where two differ, the lower limit holds."""
-        if view.facts is None:
-            return
-        slots, memory = slots_of(view.host, view.facts), memory_of(view.facts)
-        self.slots = min(slots, self.slots or slots)
-        self.cpus = max(self.cpus, self.slots, view.facts.cpu_logical or 1)
-        self.memory = memory if self.memory is None else min(self.memory, memory or self.memory)
+        self.slots = min(site.slots, self.slots or site.slots)
+        self.cpus = max(self.cpus, self.slots, site.facts.cpu_logical or 1)
+        self.memory = site.memory if self.memory is None else min(self.memory, site.memory or self.memory)
         self.foreign |= view.holders
         self.foreign_slots = max(self.foreign_slots, view.slots_held)
+        self.weigh()
 
     def has_room(self, option: Option) -> bool:
         """Whether slots, CPUs and memory suffice for one more such job."""
@@ -74,10 +68,15 @@ class _Machine:
             and (self.memory is None or self.memory_used + option.memory <= self.memory)
         )
 
+    def weigh(self) -> None:
+        """Take the load anew, after slots were taken or given back."""
+        self.load = (self.slots_used + self.foreign_slots) / (self.slots or 1)
+
     def wake(self) -> None:
-        """Let the parked searches look at this machine again."""
+        """Let the parked searches look at this machine again, where something came free."""
+        self.weigh()
         for search, rank in self.parked:
-            heappush(search, (min(rank[0], self.load), *rank[1:]))
+            heappush(search, (min(rank[0], self.load), rank[1], rank[2]))
         self.parked.clear()
 
 
@@ -107,20 +106,17 @@ class Packing:
         """Start from all hosts of the inventory as they are; names with an equal `domain` are one machine."""
         self._matcher = matcher or Matcher(views)
         self._names = tuple(view.host.name for view in views)
-        self._facts = tuple(view.facts for view in views)
+        self._sites = self._matcher.sites
         self._devices = tuple(view.facts.devices if view.facts else () for view in views)
         self._index = {name: index for index, name in enumerate(self._names)}
         by_domain: dict[Hashable, _Machine] = {}
         self._machines = [by_domain.setdefault(view.domain or index, _Machine()) for index, view in enumerate(views)]
-        for machine, view in zip(self._machines, views, strict=True):
-            machine.add(view)
+        for machine, site, view in zip(self._machines, self._sites, views, strict=True):
+            if site is not None:
+                machine.add(site, view)
         self._taken: dict[str, _Taken] = {}
         self._reserved: dict[str, _Machine] = {}
-        self._searches: dict[Hashable, Search] = {}
-
-    def match(self, job: JobSpec) -> Match:
-        """Return where a job fits at all, whoever holds the devices."""
-        return self._matcher.match(job, shape_key(job))
+        self._searches: dict[tuple[str, frozenset[str] | None], Search] = {}
 
     def place(self, job: JobSpec, allowed: frozenset[str] | None = None) -> tuple[Accelerator, Placement] | None:
         """Return where a job can start now, or None where nothing that fits is free. Takes nothing.
@@ -131,10 +127,11 @@ class Packing:
 
     def search(self, job: JobSpec, allowed: frozenset[str] | None = None) -> Search:
         """Return the search that all jobs of this shape share."""
-        key = (shape_key(job), allowed)
+        match = self._matcher.match(job)
+        key = (match.shape, allowed)
         found = self._searches.get(key)
         if found is None:
-            found = self._searches[key] = self._search(job, allowed)
+            found = self._searches[key] = self._search(match, allowed)
         return found
 
     def first(self, search: Search, job: str) -> tuple[Accelerator, Placement] | None:
@@ -143,11 +140,11 @@ class Packing:
             looks = LOOKS
             while ranks:
                 rank = ranks[0]
-                host = rank[-1]
+                host = rank[2]
                 machine, option = self._machines[host], options[host]
                 if option.slot and looks and (load := machine.load) > rank[0]:
                     looks -= 1
-                    heapreplace(ranks, (load, *rank[1:]))
+                    heapreplace(ranks, (load, rank[1], host))
                     continue
                 devices = self._free(machine, option, host)
                 if devices is None or (machine.reserved is not None and machine.reserved != job):
@@ -200,6 +197,8 @@ class Packing:
                 machine = self._machines[index]
                 ids = {self._devices[index][position].id for position in option.positions}
                 enough = len(ids - machine.foreign.keys()) >= option.count
+                if self._names[index] not in search.hosts:
+                    continue
                 if machine.reserved is None and enough and (not option.slot or machine.foreign_slots < machine.slots):
                     found.append((len(machine.ours) + machine.slots_used, index))
         if found:
@@ -213,24 +212,17 @@ class Packing:
             machine.reserved = None
             machine.wake()
 
-    def _search(self, job: JobSpec, allowed: Collection[str] | None) -> Search:
-        match = self.match(job)
+    def _search(self, match: Match, allowed: Collection[str] | None) -> Search:
         lanes = []
-        for accelerator in job.accelerators:
-            options = {
-                index: option
-                for index, ways in match.options.items()
-                if allowed is None or self._names[index] in allowed
-                for option in ways
-                if option.accelerator is accelerator
-            }
+        for options in match.ways.values():
             ranks: list[Rank] = [
-                (self._machines[index].load if option.slot else 0, *option.rank, index)
+                (self._machines[index].load if option.slot else 0, option.rank, index)
                 for index, option in options.items()
+                if allowed is None or self._names[index] in allowed
             ]
             heapify(ranks)
             lanes.append((options, ranks))
-        hosts = frozenset(self._names[index] for options, _ in lanes for index in options)
+        hosts = frozenset(self._names[index] for _, ranks in lanes for _, _, index in ranks)
         return Search(tuple(lanes), hosts)
 
     def _free(self, machine: _Machine, option: Option, index: int) -> tuple[str, ...] | None:
@@ -252,13 +244,13 @@ class Packing:
             raise ValueError(f"{job.name} has its place already")
         self.forgo(job.name)
         index = self._index[placement.host]
-        machine, facts = self._machines[index], self._facts[index]
+        machine, site = self._machines[index], self._sites[index]
         is_cpu = accelerator is Accelerator.CPU
         taken = _Taken(
             machine=machine,
             devices=placement.devices,
             cpus=job.resources.cpus or (1 if is_cpu else 0),
-            memory=memory_taken(job, accelerator, devices_of(facts, accelerator)) if facts else 0,
+            memory=memory_taken(job, accelerator, site) if site else 0,
             slots=1 if is_cpu else 0,
         )
         self._taken[job.name] = taken
@@ -266,3 +258,4 @@ class Packing:
         machine.cpus_used += taken.cpus
         machine.memory_used += taken.memory
         machine.slots_used += taken.slots
+        machine.weigh()

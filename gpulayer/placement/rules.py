@@ -7,11 +7,12 @@ a CUDA job never meets an MPS device, unified memory is never taken for dedicate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from gpulayer.gpu.facts import Device, HostFacts
-from gpulayer.placement.plan import Code, Kind, Refusal
+from gpulayer.placement.plan import Code, HostView, Kind, Refusal
 from gpulayer.spec.inventory import Host
 from gpulayer.spec.jobs import DistributedJob, JobSpec
 from gpulayer.spec.support import NEVER_DTYPES, Accelerator, MemoryKind, demanded
@@ -20,6 +21,47 @@ GIB: Final = 2**30
 
 # A framework whose child did not come to an end is neither there nor absent.
 UNDECIDED_STATUS: Final = frozenset({"timeout", "not_probed"})
+
+
+# A host whose report lists no CPU device has one all the same.
+CPU_DEVICE: Final = Device(id="cpu:0", accelerator=Accelerator.CPU, index=0, health="ok")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A host that answered, as the rules look at it.
+
+    `devices` are by accelerator, a GPU that is split (MIG) as its parts; there is always a CPU. `memory` is what
+    processes can get: the host's, or its limit where that is lower (bytes, None: unknown). `slots` is how many CPU
+    jobs the host takes at once: `max_jobs`, else its logical CPUs, else one.
+    """
+
+    host: Host
+    facts: HostFacts
+    devices: Mapping[str, Sequence[Device]]
+    memory: int | None
+    slots: int
+
+
+def site_of(view: HostView) -> Site | None:
+    """Return the host as the rules look at it; None where it did not answer."""
+    facts = view.facts
+    if facts is None:
+        return None
+    parents = {device.parent_id for device in facts.devices}
+    devices: dict[str, list[Device]] = {}
+    for device in facts.devices:
+        if device.id not in parents:
+            devices.setdefault(device.accelerator, []).append(device)
+    devices.setdefault(Accelerator.CPU, [CPU_DEVICE])
+    known = [size for size in (facts.memory_bytes, facts.memory_limit_bytes) if size is not None]
+    return Site(
+        host=view.host,
+        facts=facts,
+        devices=devices,
+        memory=min(known, default=None),
+        slots=view.host.max_jobs or facts.cpu_logical or 1,
+    )
 
 
 def size(gib: float) -> int:
@@ -34,32 +76,10 @@ def gpus_of(job: JobSpec, accelerator: Accelerator) -> int:
     return 0 if accelerator is Accelerator.CPU else 1
 
 
-def devices_of(facts: HostFacts, accelerator: Accelerator) -> list[Device]:
-    """Return a host's devices of an accelerator; a GPU that is split (MIG) counts as its parts."""
-    word = accelerator.value
-    there = [device for device in facts.devices if device.accelerator == word]
-    parents = {device.parent_id for device in there}
-    return [device for device in there if device.id not in parents] if parents != {None} else there
-
-
-def slots_of(host: Host, facts: HostFacts) -> int:
-    """Return how many CPU jobs a host takes at once: `max_jobs`, else its logical CPUs, else one."""
-    return host.max_jobs or facts.cpu_logical or 1
-
-
-def memory_of(facts: HostFacts) -> int | None:
-    """Return the memory that processes of a host can get: its own, or its limit where that is lower (bytes)."""
-    known = [size for size in (facts.memory_bytes, facts.memory_limit_bytes) if size is not None]
-    return min(known, default=None)
-
-
-def memory_taken(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device]) -> int:
-    """Return the host memory that a job is counted with, in bytes; GPU memory counts where it is unified.
-
-    `devices` are the host's devices of the accelerator.
-    """
+def memory_taken(job: JobSpec, accelerator: Accelerator, site: Site) -> int:
+    """Return the host memory that a job is counted with, in bytes; GPU memory counts where it is unified."""
     taken = size(job.resources.memory_gb or 0)
-    if job.resources.gpu_memory_gb is not None and _are_unified(devices):
+    if job.resources.gpu_memory_gb is not None and _is_unified(accelerator, site):
         taken += size(job.resources.gpu_memory_gb) * gpus_of(job, accelerator)
     return taken
 
@@ -78,7 +98,7 @@ def where(job: JobSpec, host: Host) -> Refusal | None:
 
 def labels(job: JobSpec, host: Host) -> Refusal | None:
     """Every label of `where.labels` must be on the host."""
-    missing = {key: value for key, value in sorted(job.where.labels.items()) if host.labels.get(key) != value}
+    missing = {key: value for key, value in job.where.labels.items() if host.labels.get(key) != value}
     if not missing:
         return None
     return Refusal(
@@ -112,23 +132,21 @@ def distributed(job: JobSpec, _host: Host) -> Refusal | None:
 # Rules of a host by its facts.
 
 
-def expect(_job: JobSpec, host: Host, facts: HostFacts) -> Refusal | None:
+def expect(_job: JobSpec, site: Site) -> Refusal | None:
     """Where the inventory expects devices and the probe finds others, something broke: nothing is placed there."""
-    return unexpected(host, facts)
+    return unexpected(site)
 
 
-def unexpected(host: Host, facts: HostFacts) -> Refusal | None:
+def unexpected(site: Site) -> Refusal | None:
     """Return what is wrong where a host does not have the devices that the inventory expects of it."""
-    if host.expect is None:
+    wanted = site.host.expect
+    if wanted is None:
         return None
-    word, count = host.expect.accelerator, host.expect.count
-    there = len(
-        [
-            device
-            for accelerator in Accelerator
-            if (accelerator.value == word if word else accelerator is not Accelerator.CPU)
-            for device in devices_of(facts, accelerator)
-        ]
+    word, count = wanted.accelerator, wanted.count
+    there = sum(
+        len(devices)
+        for accelerator, devices in site.devices.items()
+        if (accelerator == word if word else accelerator != Accelerator.CPU)
     )
     if there == count or (count is None and there):
         return None
@@ -141,9 +159,9 @@ def unexpected(host: Host, facts: HostFacts) -> Refusal | None:
     )
 
 
-def cpus(job: JobSpec, _host: Host, facts: HostFacts) -> Refusal | None:
+def cpus(job: JobSpec, site: Site) -> Refusal | None:
     """`cpus` compares with the host's logical CPUs."""
-    needed, found = job.resources.cpus, facts.cpu_logical
+    needed, found = job.resources.cpus, site.facts.cpu_logical
     if needed is None or (found is not None and needed <= found):
         return None
     if found is None:
@@ -153,11 +171,11 @@ def cpus(job: JobSpec, _host: Host, facts: HostFacts) -> Refusal | None:
     )
 
 
-def disk(job: JobSpec, facts: HostFacts) -> Refusal | None:
+def disk(job: JobSpec, site: Site) -> Refusal | None:
     """`disk_gb` compares with what is free where the runs are kept."""
     if job.resources.disk_gb is None:
         return None
-    needed, found = size(job.resources.disk_gb), facts.disk_free_bytes
+    needed, found = size(job.resources.disk_gb), site.facts.disk_free_bytes
     if found is None:
         return undecided(Code.DISK, needed=needed, fix="the host does not say how much of its disk is free")
     if needed <= found:
@@ -171,45 +189,43 @@ def disk(job: JobSpec, facts: HostFacts) -> Refusal | None:
     )
 
 
-def capabilities(job: JobSpec, _host: Host, facts: HostFacts) -> Refusal | None:
+def capabilities(job: JobSpec, site: Site) -> Refusal | None:
     """All of `resources.capabilities` must have been shown by the probed interpreter."""
-    missing = [name for name in job.resources.capabilities if name not in facts.capabilities]
-    return _lacking(missing, {"all_of": missing}, facts, None) if missing else None
+    missing = [name for name in job.resources.capabilities if name not in site.facts.capabilities]
+    return _lacking(missing, {"all_of": missing}, site, None) if missing else None
 
 
 # Rules of a host under one accelerator.
 
 
-def framework(job: JobSpec, accelerator: Accelerator, _devices: Sequence[Device], facts: HostFacts) -> Refusal | None:
+def framework(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | None:
     """`framework` demands its capability on the accelerator; of several, one suffices."""
     wanted = demanded(job.framework, accelerator)
-    if not wanted or facts.capabilities.intersection(wanted):
+    if not wanted or site.facts.capabilities.intersection(wanted):
         return None
-    return _lacking(wanted, {"any_of": list(wanted)}, facts, accelerator)
+    return _lacking(wanted, {"any_of": list(wanted)}, site, accelerator)
 
 
-def gpu_count(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device], _facts: HostFacts) -> Refusal | None:
+def gpu_count(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | None:
     """Jobs on a GPU take at least one device and jobs on cpu take none; nobody gets more than there are."""
     needed = gpus_of(job, accelerator)
     if accelerator is Accelerator.CPU:
         found, fits, fix = 0, needed == 0, "leave `resources.gpus` out, or leave `cpu` out of `accelerator`"
     else:
-        found = len(devices)
+        found = len(site.devices[accelerator])
         fits = 1 <= needed <= found
         fix = "lower `resources.gpus`, or add a host with more devices"
         if needed == 0:
-            fix = f"a job on {accelerator.value} takes at least one device: leave `resources.gpus` out, or use `cpu`"
+            fix = f"a job on {accelerator} takes at least one device: leave `resources.gpus` out, or use `cpu`"
     if fits:
         return None
-    return Refusal(
-        code=Code.GPU_COUNT, kind=Kind.JOB, accelerator=accelerator.value, needed=needed, found=found, fix=fix
-    )
+    return Refusal(code=Code.GPU_COUNT, kind=Kind.JOB, accelerator=accelerator, needed=needed, found=found, fix=fix)
 
 
-def memory(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device], facts: HostFacts) -> Refusal | None:
+def memory(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | None:
     """`memory_gb` compares with the host's memory, in which GPU memory counts too where it is unified."""
-    needed, found = memory_taken(job, accelerator, devices), memory_of(facts)
-    if job.resources.memory_gb is None and (found is None or needed > (facts.memory_bytes or found)):
+    needed, found = memory_taken(job, accelerator, site), site.memory
+    if job.resources.memory_gb is None and (found is None or needed > (site.facts.memory_bytes or found)):
         return None  # the GPU's memory alone is demanded: `gpu_memory` decides
     if found is None:
         return undecided(
@@ -220,10 +236,10 @@ def memory(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device], fa
     return Refusal(
         code=Code.MEMORY,
         kind=Kind.JOB,
-        accelerator=accelerator.value,
+        accelerator=accelerator,
         needed=needed,
         found=found,
-        memory_kind=MemoryKind.UNIFIED.value if _are_unified(devices) else None,
+        memory_kind=MemoryKind.UNIFIED if _is_unified(accelerator, site) else None,
         fix="lower `resources.memory_gb`, or add a host with more memory",
     )
 
@@ -231,38 +247,38 @@ def memory(job: JobSpec, accelerator: Accelerator, devices: Sequence[Device], fa
 # Rules of one device.
 
 
-def health(_job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+def health(_job: JobSpec, accelerator: Accelerator, device: Device, _site: Site) -> Refusal | None:
     """Devices that the probe found unusable take no job; doubtful ones do, with a warning."""
     if device.health != "unusable":
         return None
     return Refusal(
         code=Code.HEALTH,
         kind=Kind.HOST,
-        accelerator=accelerator.value,
+        accelerator=accelerator,
         device=device.id,
         found=device.health,
         fix="see the host's notes with `gpulayer probe`",
     )
 
 
-def memory_kind(job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+def memory_kind(job: JobSpec, accelerator: Accelerator, device: Device, _site: Site) -> Refusal | None:
     """`gpu_memory_kind` excludes the other kind, and every device whose kind is not known."""
     needed = job.resources.gpu_memory_kind
-    if needed is None or device.memory_kind == needed.value:
+    if needed is None or device.memory_kind == needed:
         return None
     return Refusal(
         code=Code.MEMORY_KIND,
         kind=Kind.JOB,
-        accelerator=accelerator.value,
+        accelerator=accelerator,
         device=device.id,
-        needed=needed.value,
+        needed=needed,
         found=device.memory_kind,
         memory_kind=device.memory_kind,
         fix="leave `resources.gpu_memory_kind` out if the program runs with either kind",
     )
 
 
-def gpu_memory(job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+def gpu_memory(job: JobSpec, accelerator: Accelerator, device: Device, _site: Site) -> Refusal | None:
     """`gpu_memory_gb` compares with what a workload can really get, where that is known.
 
     Where it is not, a total below the demand decides, and a total above it decides nothing.
@@ -272,7 +288,7 @@ def gpu_memory(job: JobSpec, accelerator: Accelerator, device: Device, _facts: H
     needed = size(job.resources.gpu_memory_gb)
     if accelerator is Accelerator.CPU:
         fix = "leave `resources.gpu_memory_gb` out, or leave `cpu` out of `accelerator` (`memory_gb` is the host's)"
-        return Refusal(code=Code.GPU_MEMORY, kind=Kind.JOB, accelerator=accelerator.value, needed=needed, fix=fix)
+        return Refusal(code=Code.GPU_MEMORY, kind=Kind.JOB, accelerator=accelerator, needed=needed, fix=fix)
     usable, total = device.usable_bytes, device.memory_bytes
     if usable is not None and usable >= needed:
         return None
@@ -281,7 +297,7 @@ def gpu_memory(job: JobSpec, accelerator: Accelerator, device: Device, _facts: H
         return Refusal(
             code=Code.GPU_MEMORY,
             kind=Kind.JOB,
-            accelerator=accelerator.value,
+            accelerator=accelerator,
             device=device.id,
             needed=needed,
             found=found,
@@ -297,7 +313,7 @@ def gpu_memory(job: JobSpec, accelerator: Accelerator, device: Device, _facts: H
     )
 
 
-def compute_capability(job: JobSpec, accelerator: Accelerator, device: Device, _facts: HostFacts) -> Refusal | None:
+def compute_capability(job: JobSpec, accelerator: Accelerator, device: Device, _site: Site) -> Refusal | None:
     """`compute_capability` is a minimum that only CUDA devices have."""
     needed, found = job.resources.compute_capability, device.compute_capability
     if needed is None or (found is not None and found >= needed):
@@ -309,7 +325,7 @@ def compute_capability(job: JobSpec, accelerator: Accelerator, device: Device, _
     return Refusal(
         code=Code.COMPUTE_CAPABILITY,
         kind=Kind.JOB,
-        accelerator=accelerator.value,
+        accelerator=accelerator,
         device=device.id,
         needed=word,
         found=f"{found[0]}.{found[1]}" if found else None,
@@ -317,19 +333,21 @@ def compute_capability(job: JobSpec, accelerator: Accelerator, device: Device, _
     )
 
 
-def dtype(job: JobSpec, accelerator: Accelerator, device: Device, facts: HostFacts) -> Refusal | None:
+def dtype(job: JobSpec, accelerator: Accelerator, device: Device, site: Site) -> Refusal | None:
     """Metal has no double (PyTorch's MPS page; MLX alike); other dtypes count as there until proven unsupported."""
+    if not job.resources.dtypes:
+        return None
     never = sorted(NEVER_DTYPES.get(accelerator, frozenset()).intersection(job.resources.dtypes))
     if never:
         return Refusal(
             code=Code.DTYPE,
             kind=Kind.NEVER,
-            accelerator=accelerator.value,
+            accelerator=accelerator,
             device=device.id,
             needed=never,
             fix="use `accelerator: cpu`, or float32 and complex64; PYTORCH_ENABLE_MPS_FALLBACK=1 does not help",
         )
-    fact = facts.frameworks.get(job.framework.value) if job.framework else None
+    fact = site.facts.frameworks.get(job.framework) if job.framework else None
     if fact is None or accelerator is Accelerator.CPU:
         return None
     proven = sorted(name for name in job.resources.dtypes if fact.ops.get(name) == "unsupported")
@@ -338,7 +356,7 @@ def dtype(job: JobSpec, accelerator: Accelerator, device: Device, facts: HostFac
     return Refusal(
         code=Code.DTYPE,
         kind=Kind.HOST,
-        accelerator=accelerator.value,
+        accelerator=accelerator,
         device=device.id,
         needed=proven,
         found=fact.version,
@@ -347,34 +365,36 @@ def dtype(job: JobSpec, accelerator: Accelerator, device: Device, facts: HostFac
 
 
 HostRule = Callable[[JobSpec, Host], Refusal | None]
-FactRule = Callable[[JobSpec, Host, HostFacts], Refusal | None]
-AcceleratorRule = Callable[[JobSpec, Accelerator, Sequence[Device], HostFacts], Refusal | None]
-DeviceRule = Callable[[JobSpec, Accelerator, Device, HostFacts], Refusal | None]
+SiteRule = Callable[[JobSpec, Site], Refusal | None]
+AcceleratorRule = Callable[[JobSpec, Accelerator, Site], Refusal | None]
+DeviceRule = Callable[[JobSpec, Accelerator, Device, Site], Refusal | None]
 
 # `where` and `disk` stand apart: they look at what each host has for itself, its name and its free disk.
 HOST_RULES: Final[tuple[HostRule, ...]] = (labels, drain, distributed)
-FACT_RULES: Final[tuple[FactRule, ...]] = (expect, cpus, capabilities)
+SITE_RULES: Final[tuple[SiteRule, ...]] = (expect, cpus, capabilities)
 ACCELERATOR_RULES: Final[tuple[AcceleratorRule, ...]] = (framework, gpu_count, memory)
 DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (health, memory_kind, gpu_memory, compute_capability, dtype)
 
 
-def _are_unified(devices: Sequence[Device]) -> bool:
-    return any(device.memory_kind == MemoryKind.UNIFIED.value for device in devices)
+def _is_unified(accelerator: Accelerator, site: Site) -> bool:
+    devices = site.devices[accelerator]
+    return accelerator is not Accelerator.CPU and any(device.memory_kind == MemoryKind.UNIFIED for device in devices)
 
 
 def _lacking(
-    missing: list[str] | tuple[str, ...], needed: object, facts: HostFacts, accelerator: Accelerator | None
+    missing: list[str] | tuple[str, ...], needed: object, site: Site, accelerator: Accelerator | None
 ) -> Refusal:
     """Say that a capability was not shown: absent, or unknown where its framework's child did not come to an end."""
     names = {name.partition(".")[0] for name in missing}
-    statuses = {name: facts.frameworks[name].status for name in sorted(names) if name in facts.frameworks}
+    seen = site.facts.frameworks
+    statuses = {name: seen[name].status for name in sorted(names) if name in seen}
     if any(status in UNDECIDED_STATUS for status in statuses.values()):
         fix = "the probe of the framework did not finish: `gpulayer plan --fresh` asks again"
         return undecided(Code.CAPABILITY, accelerator=accelerator, needed=needed, found=statuses, fix=fix)
     return Refusal(
         code=Code.CAPABILITY,
         kind=Kind.HOST,
-        accelerator=accelerator.value if accelerator else None,
+        accelerator=accelerator,
         needed=needed,
         found=statuses or None,
         fix="install it for the host's interpreter, or name an interpreter that has it (`python`)",
@@ -395,7 +415,7 @@ def undecided(
         code=Code.UNKNOWN,
         kind=Kind.HOST,
         about=about,
-        accelerator=accelerator.value if accelerator else None,
+        accelerator=accelerator,
         device=device.id if device else None,
         needed=needed,
         found=found,

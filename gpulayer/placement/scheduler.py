@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpulayer.gpu.facts import HostFacts, fingerprint
-from gpulayer.placement.matching import Match, Matcher, shape_key
+from gpulayer.placement.matching import Match, Matcher
 from gpulayer.placement.packing import Packing
 from gpulayer.placement.plan import (
     Action,
@@ -21,9 +21,11 @@ from gpulayer.placement.plan import (
 )
 from gpulayer.placement.queue import Queue
 from gpulayer.remote.states import EXITED, FINAL
-from gpulayer.spec.jobs import JobSet, JobSpec, run_id, shape_of
+from gpulayer.spec.jobs import JobSet, JobSpec, run_id
 from gpulayer.spec.support import Accelerator
 
+# What needs a place; the others have theirs or need none.
+TO_PLACE: Final = frozenset({Action.RUN, Action.RETRY})
 DOUBTFUL: Final = frozenset({"degraded", "unknown"})
 
 
@@ -31,7 +33,6 @@ DOUBTFUL: Final = frozenset({"degraded", "unknown"})
 class _Decision:
     """What becomes of a job, before it has a place. `seen` is the run that decided."""
 
-    shape: str
     match: Match
     action: Action
     attempt: int
@@ -66,7 +67,7 @@ def make_plan(
         if decision.action is Action.FOLLOW and decision.seen is not None:
             places[name] = _where_it_runs(job, decision.seen, facts.get(decision.seen.host))
             packing.adopt(job, *places[name])
-        elif decision.action in {Action.RUN, Action.RETRY}:
+        elif decision.action in TO_PLACE:
             queue.add(job, position)
     places |= {start.job.name: (start.accelerator, start.placement) for start in queue.ready()}
     waiting = {name: position for position, name in enumerate((name for name in decisions if name in queue), 1)}
@@ -80,7 +81,7 @@ def make_plan(
         documents=tuple(documents),
         hosts=_hosts(views, lines),
         jobs=lines,
-        shapes={decision.shape: decision.match.verdict for decision in decisions.values()},
+        shapes={decision.match.shape: decision.match.verdict for decision in decisions.values()},
         applicable=applicable,
     )
 
@@ -94,27 +95,25 @@ def _decide(
     retry_failed: bool,
 ) -> dict[str, _Decision]:
     """Compare every job with the known runs, and see whether it fits anywhere at all; in the document's order."""
-    shapes: dict[Hashable, tuple[str, Match]] = {}
     decisions = {}
     for job in jobs.jobs.values():
-        key = shape_key(job)
-        if key not in shapes:
-            shapes[key] = (shape_of(job), matcher.match(job, key))
-        shape, match = shapes[key]
+        match = matcher.match(job)
         same = [run for run in runs.get(job.name, ()) if run.key == keys[job.name]]
         action, seen = _compare(same, retry_failed=retry_failed)
-        if action in {Action.RUN, Action.RETRY} and not match.options:
+        if action in TO_PLACE and not match.verdict.fits:
             action = Action.REFUSE
-        attempt = max((run.attempt for run in same), default=0) + 1
-        decisions[job.name] = _Decision(shape, match, action, attempt, seen)
+        attempt = max(run.attempt for run in same) + 1 if same else 1
+        decisions[job.name] = _Decision(match, action, attempt, seen)
     return decisions
 
 
-def _compare(same: Iterable[KnownRun], *, retry_failed: bool) -> tuple[Action, KnownRun | None]:
+def _compare(same: Sequence[KnownRun], *, retry_failed: bool) -> tuple[Action, KnownRun | None]:
     """Return what a job's runs with its present key ask for, and the run that says so.
 
     What still runs, or may still run, is followed; what once exited 0 is up to date; the latest end decides otherwise.
     """
+    if not same:
+        return Action.RUN, None
     runs = sorted(same, key=lambda run: run.attempt, reverse=True)
     for run in runs:
         if run.status not in FINAL:
@@ -122,8 +121,6 @@ def _compare(same: Iterable[KnownRun], *, retry_failed: bool) -> tuple[Action, K
     for run in runs:
         if run.status == EXITED and run.code == 0:
             return Action.UP_TO_DATE, run
-    if not runs:
-        return Action.RUN, None
     return (Action.RETRY if retry_failed else Action.FAILED), runs[0]
 
 
@@ -158,17 +155,17 @@ def _line(
 ) -> PlannedJob:
     action, run, attempt = decision.action, None, None
     accelerator, placement = place or (None, None)
-    if action in {Action.RUN, Action.RETRY}:
+    if action in TO_PLACE:
         run, attempt = run_id(job.name, key, decision.attempt), decision.attempt
         if place is None:
             action = Action.QUEUE
-            accelerator = next(word for word in job.accelerators if word in decision.match.under)
+            accelerator = next(word for word in job.accelerators if decision.match.ways[word])
     elif decision.seen is not None and action is not Action.REFUSE:
         run, attempt = decision.seen.run, decision.seen.attempt
     return PlannedJob(
         job=job.name,
         key=key,
-        shape=decision.shape,
+        shape=decision.match.shape,
         action=action,
         accelerator=accelerator,
         placement=placement,
