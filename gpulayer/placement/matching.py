@@ -15,21 +15,8 @@ from gpulayer.gpu.facts import HostFacts
 from gpulayer.placement.plan import SHOWN, Code, GroupedRefusal, HostView, Refusal, ShapeVerdict
 from gpulayer.placement.rules import site_of
 from gpulayer.placement.verdicts import Option, Refused, busy, class_verdict, own_refusals
-from gpulayer.spec.jobs import DistributedJob, JobSpec, shape_of
+from gpulayer.spec.jobs import JobSpec, shape_of
 from gpulayer.spec.support import Accelerator
-
-
-def shape_key(job: JobSpec) -> Hashable:
-    """Return all that placement looks at in a job; jobs with equal keys have equal verdicts."""
-    return (
-        job.distributed if isinstance(job, DistributedJob) else None,
-        job.accelerators,
-        job.framework,
-        job.resources,
-        job.where.hosts,
-        job.where.not_hosts,
-        tuple(sorted(job.where.labels.items())),
-    )
 
 
 def class_key(view: HostView) -> Hashable:
@@ -45,7 +32,7 @@ def class_key(view: HostView) -> Hashable:
 class Match:
     """Where jobs of one shape fit: the ways to place them, by the host's index in the views, and the verdict in words.
 
-    `shape` is the name of the shape. `ways` has every accelerator of the job, in its order of preference.
+    `shape` is the shape's hash (`spec.jobs.shape_of`). `ways` has every accelerator of the job, in its order.
     """
 
     shape: str
@@ -65,7 +52,7 @@ class Matcher:
             classes.setdefault(class_key(view), []).append(index)
         self._classes = tuple(classes.values())
         self._held = {index for index, view in enumerate(self.views) if view.holders or view.slots_held}
-        self._shapes: dict[Hashable, Match] = {}
+        self._shapes: dict[str, Match] = {}
         self._jobs: dict[str, tuple[JobSpec, Match]] = {}
 
     def match(self, job: JobSpec) -> Match:
@@ -73,14 +60,14 @@ class Matcher:
         known = self._jobs.get(job.name)
         if known is not None and known[0] is job:
             return known[1]
-        key = shape_key(job)
-        match = self._shapes.get(key)
+        shape = shape_of(job)
+        match = self._shapes.get(shape)
         if match is None:
-            match = self._shapes[key] = self._judge(job)
+            match = self._shapes[shape] = self._judge(job, shape)
         self._jobs[job.name] = (job, match)
         return match
 
-    def _judge(self, job: JobSpec) -> Match:
+    def _judge(self, job: JobSpec, shape: str) -> Match:
         ways: dict[Accelerator, dict[int, Option]] = {accelerator: {} for accelerator in job.accelerators}
         reasons = _Reasons(self.views)
         refused_alone = self._refused_alone(job, reasons)
@@ -100,7 +87,7 @@ class Matcher:
                     reasons.add(refusal, [index])
         fits = sorted(set().union(*ways.values()))
         names = tuple(self.views[index].host.name for index in fits)
-        return Match(shape=shape_of(job), ways=ways, verdict=ShapeVerdict(fits=names, refusals=reasons.grouped()))
+        return Match(shape=shape, ways=ways, verdict=ShapeVerdict(fits=names, refusals=reasons.grouped()))
 
     def _refused_alone(self, job: JobSpec, reasons: _Reasons) -> set[int]:
         """Return the hosts that are refused for what is theirs alone."""
