@@ -10,61 +10,61 @@ from typing import Any, TypeVar
 from tests.fleets import device, document_of, fleet_of, framework, report
 from tests.oracle import Known
 
-CAPABILITIES = ("torch", "torch.mps", "torch.cuda", "torch.rocm", "mlx", "mlx.metal", "mlx.cuda")
+CAPABILITIES = ("torch", "torch.mps", "torch.cuda", "torch.rocm", "mlx", "mlx.metal", "mlx.cuda", "mlx.cpu")
 NOTES = ("nvidia_smi_timeout", "metal_probe_failed", "torch_not_installed")
 SIZES = (4, 8, 16, 24)
-HEALTH = ("ok", "ok", "ok", "degraded", "unknown", "unusable")
+UNSUPPORTED = {"bfloat16": "unsupported"}
 
 T = TypeVar("T")
 
 
 class Dice(Random):
-    """A source of choices, the same for the same seed."""
+    """A source of choices, the same for the same seed. Some are harsh, so that nothing fits; most are mild."""
 
-    def maybe(self, values: Sequence[T]) -> T | None:
-        return self.choice(values) if self.random() < 0.5 else None
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.harshness = self.choice([0.02, 0.1, 0.4])
+
+    def rarely(self, usual: T, *others: T) -> T:
+        return self.choice(others) if self.random() < self.harshness else usual
 
     def some(self, values: Sequence[T]) -> list[T]:
-        return [value for value in values if self.random() < 0.5]
+        return [value for value in values if self.random() > self.harshness]
 
 
 def random_gpus(dice: Dice, accelerator: str, memory: float | None) -> list[dict[str, Any]]:
     """Some devices of one accelerator, equal or not, known or not."""
     devices = []
     for index in range(1 if accelerator == "mps" else dice.randint(1, 3)):
-        total = memory if accelerator == "mps" else dice.maybe(SIZES)
-        usable = dice.maybe([total]) if total else None
-        kind = "unified" if accelerator == "mps" else dice.choice(["dedicated", "unified", None])
-        facts: dict[str, Any] = {"health": dice.choice(HEALTH)}
+        total = memory if accelerator == "mps" else dice.rarely(dice.choice(SIZES), None)
+        usable = dice.rarely(total, None)
+        kind = "unified" if accelerator == "mps" else dice.rarely("dedicated", "unified", None)
+        facts: dict[str, Any] = {"health": dice.rarely("ok", "degraded", "unknown", "unusable")}
         if accelerator == "cuda":
-            facts["compute_capability"] = dice.choice(["7.5", "8.9", "12.1", None])
+            facts["compute_capability"] = dice.rarely("8.9", "7.5", "12.1", None)
         devices.append(device(accelerator, index, memory=total, usable=usable, memory_kind=kind, **facts))
     return devices
 
 
 def random_report(dice: Dice) -> dict[str, Any] | None:
     """What one host says, or None: it does not answer."""
-    kind = dice.choice(["mps", "cuda", "cuda", "rocm", "cpu", "both", "gone"])
+    kind = dice.rarely(dice.choice(["mps", "cuda", "cuda", "rocm", "cpu", "both"]), "gone")
     if kind == "gone":
         return None
-    memory = dice.choice([8, 32, None])
+    memory = dice.rarely(32, 8, None)
     devices = []
     for accelerator in {"cpu": (), "both": ("cuda", "rocm")}.get(kind, (kind,)):
         devices += random_gpus(dice, accelerator, memory)
-    torch = framework(
-        "torch",
-        status=dice.choice(["ok", "timeout", "crashed"]),
-        ops=dice.choice([{}, {"bfloat16": "unsupported"}]),
-    )
+    torch = framework("torch", status=dice.rarely("ok", "timeout", "crashed"), ops=dice.rarely({}, UNSUPPORTED))
     return report(
         *devices,
         memory=memory,
-        limit=dice.choice([None, None, 6]),
-        cpus=dice.choice([1, 2, 4, None]),
-        disk=dice.choice([1, 100, None]),
+        limit=dice.rarely(None, 6),
+        cpus=dice.rarely(4, 1, 2, None),
+        disk=dice.rarely(100, 1, None),
         capabilities=tuple(dice.some(CAPABILITIES)),
         frameworks=tuple(dice.some([torch])),
-        notes=tuple(dice.some(NOTES)) if dice.random() < 0.3 else (),
+        notes=dice.rarely((), *((note,) for note in NOTES)),
     )
 
 
@@ -74,10 +74,10 @@ def random_knowledge(dice: Dice, one: dict[str, Any] | None) -> Known:
     max_jobs = dice.choice([None, None, 1, 2, 3])
     slots = (max_jobs or one["host"]["cpu_logical"] or 1) if one else 0
     return Known(
-        labels=dice.choice([{}, {"site": "desk"}, {"site": "rack"}]),
-        drain=dice.random() < 0.1,
+        labels=dice.rarely({"site": "desk"}, {"site": "rack"}, {}),
+        drain=dice.rarely(False, True),
         max_jobs=max_jobs,
-        expect=dice.choice([None, None, None, None, {"accelerator": "cuda", "count": 1}, {"accelerator": "mps"}]),
+        expect=dice.rarely(None, {"accelerator": "cuda", "count": 1}, {"accelerator": "mps"}),
         held=[name for name in ids if dice.random() < 0.2],
         slots_held=dice.randint(0, slots) if dice.random() < 0.3 else 0,
     )
@@ -95,28 +95,26 @@ def random_shape(dice: Dice) -> dict[str, Any]:
     """What one job asks for."""
     words = dice.sample(["cuda", "mps", "rocm", "cpu"], dice.choice([1, 1, 2, 3]))
     resources: dict[str, Any] = {
-        "cpus": dice.maybe([1, 2, 3]),
-        "memory_gb": dice.maybe([1, 5, 30]),
-        "disk_gb": dice.choice([None, None, 10]),
-        "capabilities": dice.choice([None, None, None, ["torch"], ["mlx", "torch"]]),
-        "dtypes": dice.choice([None, None, ["float32"], ["float64"], ["bfloat16"]]),
+        "cpus": dice.choice([None, None, 1, 2, 3]),
+        "memory_gb": dice.choice([None, None, 1, 5, 16]),
+        "disk_gb": dice.rarely(None, 10),
+        "capabilities": dice.rarely(None, ["torch"], ["mlx", "torch"]),
+        "dtypes": dice.rarely(None, ["float32"], ["float64"], ["bfloat16"]),
     }
     if words != ["cpu"]:
         resources |= {
-            "gpus": dice.choice([None, None, 1, 2, 3]),
-            "gpu_memory_gb": dice.maybe(SIZES),
-            "gpu_memory_kind": dice.choice([None, None, "dedicated", "unified"]),
-            "compute_capability": dice.choice([None, None, None, ">=8.0"]),
+            "gpus": dice.rarely(None, 1, 2, 3) if "cpu" in words else dice.choice([None, None, 1, 2, 3]),
+            "gpu_memory_gb": dice.rarely(None, *SIZES),
+            "gpu_memory_kind": dice.rarely(None, "dedicated", "unified"),
+            "compute_capability": dice.rarely(None, ">=8.0"),
         }
     job: dict[str, Any] = {
         "accelerator": words if len(words) > 1 else words[0],
         "resources": {key: value for key, value in resources.items() if value is not None},
     }
-    if name := dice.choice([None, "torch", "torch" if "rocm" in words else "mlx"]):
+    if name := dice.choice([None, None, "torch", "torch" if "rocm" in words else "mlx"]):
         job["framework"] = name
-    if where := dice.choice(
-        [None, None, None, {"labels": {"site": "desk"}}, {"hosts": ["h0", "h2"]}, {"not_hosts": ["h1"]}]
-    ):
+    if where := dice.rarely(None, {"labels": {"site": "desk"}}, {"hosts": ["h0", "h2"]}, {"not_hosts": ["h1"]}):
         job["where"] = where
     return job
 
