@@ -49,7 +49,7 @@ def _unreachable(refusal: Refusal) -> str:
 
 
 def _accelerator(refusal: Refusal) -> str:
-    return f"needs {' or '.join(refusal.needed)}, and the host has {_found(refusal.found)}"
+    return f"needs {' or '.join(refusal.needed)}, and the host has {_found(refusal.found, ' and '.join)}"
 
 
 def _capability(refusal: Refusal) -> str:

@@ -1,0 +1,211 @@
+"""Devices come free and the queue goes on: in order, nobody in vain, nobody for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulayer.placement.packing import Packing
+from gpulayer.placement.plan import Placement
+from gpulayer.placement.queue import PATIENCE, Queue, Start
+from gpulayer.spec.jobs import JobSpec
+from gpulayer.spec.support import Accelerator
+from tests.fleets import a_cuda, a_mac, document_of, fleet_of, jobs_of, report, views_of
+from tests.oracle import Known
+from tests.random_fleets import Dice, random_document, random_fleet
+
+MPS, CUDA, CPU = Accelerator.MPS, Accelerator.CUDA, Accelerator.CPU
+GPU = {"accelerator": "cuda"}
+WIDE = {"accelerator": "cuda", "resources": {"gpus": 2}}
+
+
+def jobs(**entries: dict[str, Any]) -> dict[str, JobSpec]:
+    return dict(jobs_of(document_of(**entries)).jobs)
+
+
+def packing_of(known: Any = None, **reports: dict[str, Any] | None) -> Packing:
+    return Packing(views_of(fleet_of(reports), known))
+
+
+def queue_of(packing: Packing, declared: dict[str, JobSpec]) -> Queue:
+    queue = Queue(packing)
+    for position, job in enumerate(declared.values()):
+        queue.add(job, position)
+    return queue
+
+
+def names(started: list[Start]) -> list[str]:
+    return [start.job.name for start in started]
+
+
+def test_place_looks_and_takes_nothing() -> None:
+    packing, declared = packing_of(box=a_cuda()), jobs(a=GPU)
+    place = packing.place(declared["a"])
+    assert place == (CUDA, Placement(host="box", devices=("GPU-0",)))
+    assert packing.place(declared["a"]) == place
+
+
+def test_what_is_released_is_free_again() -> None:
+    packing, declared = packing_of(box=a_cuda()), jobs(a=GPU, b=GPU)
+    packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-0",)))
+    assert packing.place(declared["b"]) is None
+    packing.release("a")
+    assert packing.place(declared["b"]) is not None
+
+
+def test_a_place_is_taken_once_and_given_back_once() -> None:
+    packing, declared = packing_of(box=a_cuda(24, 2)), jobs(a=GPU)
+    packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-0",)))
+    with pytest.raises(ValueError, match="has its place already"):
+        packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-1",)))
+    packing.release("a")
+    with pytest.raises(KeyError):
+        packing.release("a")
+
+
+def test_a_job_may_be_restricted_to_hosts() -> None:
+    packing, declared = packing_of(one=a_mac(), two=a_mac()), jobs(a={"accelerator": "mps"})
+    place = packing.place(declared["a"], frozenset({"two"}))
+    assert place == (MPS, Placement(host="two", devices=("apple:0",)))
+    assert packing.place(declared["a"], frozenset()) is None
+
+
+def test_jobs_start_in_their_order_as_devices_come_free() -> None:
+    packing, declared = packing_of(box=a_cuda()), jobs(a=GPU, b=GPU, c=GPU)
+    queue = queue_of(packing, declared)
+    order = names(queue.ready())
+    while len(queue):
+        packing.release(order[-1])
+        order += names(queue.ready())
+    assert order == ["a", "b", "c"]
+
+
+def test_a_job_that_comes_back_keeps_its_position() -> None:
+    packing, declared = packing_of(box=a_cuda()), jobs(a=GPU, b=GPU)
+    queue = queue_of(packing, declared)
+    assert names(queue.ready()) == ["a"]
+    packing.release("a")
+    queue.add(declared["a"], 0)
+    assert names(queue.ready()) == ["a"]
+
+
+def test_a_job_that_was_removed_does_not_start() -> None:
+    packing, declared = packing_of(box=a_cuda()), jobs(a=GPU, b=GPU)
+    queue = queue_of(packing, declared)
+    queue.remove("a")
+    assert "a" not in queue
+    assert names(queue.ready()) == ["b"]
+    with pytest.raises(KeyError):
+        queue.remove("a")
+
+
+def test_a_device_that_others_hold_is_used_when_they_let_go() -> None:
+    known = {"box": Known(held=["GPU-0"])}
+    packing, declared = packing_of(known, box=a_cuda()), jobs(a=GPU)
+    queue = queue_of(packing, declared)
+    assert queue.ready() == []
+    packing.observe(views_of(fleet_of({"box": a_cuda()}))[0])
+    assert names(queue.ready()) == ["a"]
+
+
+def test_what_our_jobs_hold_is_not_taken_for_others() -> None:
+    packing, declared = packing_of(mac=a_mac()), jobs(a={"accelerator": "mps"}, b={"accelerator": "mps"})
+    packing.occupy(declared["a"], MPS, Placement(host="mac", devices=("apple:0",)))
+    view = views_of(fleet_of({"mac": a_mac()}), {"mac": Known(held=["apple:0"], slots_held=0)})[0]
+    packing.observe(view)
+    packing.release("a")
+    assert packing.place(declared["b"]) is not None
+
+
+def test_an_adopted_run_gives_back_what_the_survey_saw_held() -> None:
+    known = {"mac": Known(held=["apple:0"], slots_held=1, max_jobs=1)}
+    packing, declared = packing_of(known, mac=a_mac()), jobs(a={"accelerator": "mps"}, b={}, c={})
+    packing.adopt(declared["a"], MPS, Placement(host="mac", devices=("apple:0",)))
+    packing.adopt(declared["b"], CPU, Placement(host="mac", devices=()))
+    assert packing.place(declared["c"]) is None
+    packing.release("b")
+    assert packing.place(declared["c"]) is not None
+    packing.release("a")
+    assert packing.place(replace(declared["a"], name="d")) is not None
+
+
+def test_a_wide_job_does_not_starve() -> None:
+    """Two GPUs, one of them always in use by a narrow job: the wide one gets the host after `PATIENCE` passed it."""
+    packing = packing_of(box=a_cuda(24, 2))
+    declared = jobs(first=GPU, wide=WIDE, **{f"n{number}": GPU for number in range(3 * PATIENCE)})
+    queue = queue_of(packing, declared)
+    running = names(queue.ready())
+    assert running == ["first", "n0"]
+    before = 0
+    while "wide" in queue:
+        packing.release(running.pop(0))
+        started = names(queue.ready())
+        before += len(started)
+        running += started
+    assert running == ["wide"]
+    assert before == PATIENCE + 1
+    packing.release("wide")
+    assert len(queue.ready()) == 2
+
+
+def test_a_reservation_ends_with_its_job() -> None:
+    packing = packing_of(box=a_cuda(24, 2))
+    declared = jobs(first=GPU, wide=WIDE, **{f"n{number}": GPU for number in range(3 * PATIENCE)})
+    queue = queue_of(packing, declared)
+    running = names(queue.ready())
+    for _ in range(PATIENCE + 2):
+        packing.release(running.pop(0))
+        running += names(queue.ready())
+    assert running == []
+    queue.remove("wide")
+    assert len(queue.ready()) == 2
+
+
+def test_no_machine_is_kept_where_others_hold_too_much_of_it() -> None:
+    packing = packing_of({"box": Known(held=["GPU-0"])}, box=a_cuda(24, 2))
+    declared = jobs(first=GPU, wide=WIDE, **{f"n{number}": GPU for number in range(2 * PATIENCE)})
+    queue = queue_of(packing, declared)
+    running = names(queue.ready())
+    while running:
+        packing.release(running.pop())
+        running += names(queue.ready())
+    assert len(queue) == 1
+    assert "wide" in queue
+
+
+def test_cpu_jobs_take_slots_and_cpus() -> None:
+    packing = packing_of({"box": Known(max_jobs=2)}, box=report(cpus=4))
+    declared = jobs(big={"resources": {"cpus": 3}}, big2={"resources": {"cpus": 3}}, a={}, b={})
+    assert names(queue_of(packing, declared).ready()) == ["big", "a"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), hosts=st.integers(1, 6), count=st.integers(1, 20))
+def test_every_job_that_fits_runs_once_and_no_device_is_ever_shared(seed: int, hosts: int, count: int) -> None:
+    """Jobs end in any order; at each moment nobody has what another has, and in the end all have run."""
+    fleet, known = random_fleet(seed, hosts)
+    views = views_of(fleet, {name: replace(one, held=[], slots_held=0) for name, one in known.items()})
+    packing, dice = Packing(views), Dice(seed)
+    declared = jobs_of(random_document(seed, count)).jobs
+    fitting = [job for job in declared.values() if packing.search(job).hosts]
+    queue = Queue(packing)
+    for position, job in enumerate(fitting):
+        queue.add(job, position)
+    running: dict[str, Placement] = {}
+    order: list[str] = []
+    while True:
+        for start in queue.ready():
+            held = {(place.host, name) for place in running.values() for name in place.devices}
+            assert not held & {(start.placement.host, name) for name in start.placement.devices}
+            running[start.job.name] = start.placement
+            order.append(start.job.name)
+        if not running:
+            break
+        ended = dice.choice(sorted(running))
+        del running[ended]
+        packing.release(ended)
+    assert sorted(order) == sorted(job.name for job in fitting)
