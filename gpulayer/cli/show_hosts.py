@@ -9,7 +9,7 @@ from gpulayer.cli.tables import folded, size, table
 from gpulayer.gpu.facts import Device, HostFacts
 from gpulayer.placement.explain import sentence
 from gpulayer.placement.plan import HostView
-from gpulayer.placement.rules import unexpected
+from gpulayer.placement.rules import site_of, unexpected
 
 KINDS = {"dedicated": "dedicated", "unified": "unified with the CPU", None: "of unknown kind"}
 SEVERITIES = {"error": "bad", "warning": "warn", "info": "faint"}
@@ -28,7 +28,7 @@ def show_hosts(screen: Screen, views: Sequence[HostView]) -> None:
     for severity, text in _notes(known):
         screen.say(text, SEVERITIES[severity])
     for view in views:
-        if view.facts is not None and (refusal := unexpected(view.host, view.facts)):
+        if (site := site_of(view)) and (refusal := unexpected(site)):
             screen.note(f"{view.host.name}: {sentence(refusal)}\n  fix: {refusal.fix}", "bad")
     unreached = [view for view in views if not view.reached]
     for view in unreached:
