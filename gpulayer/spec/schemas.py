@@ -145,7 +145,7 @@ def _problems(document: Document, name: str, advice: Mapping[str, str]) -> Itera
     for error in _judge(name).iter_errors(value):
         place = _place(error)
         # One rule a place is enough: what is empty need not be told that it has a wrong form too.
-        if error.validator in _OF_KEYS or place not in told:
+        if place not in told:
             yield from _explain(document, error, advice)
         if error.validator not in _OF_KEYS:
             told.add(place)
