@@ -39,7 +39,7 @@ _INTEGER: Final = re.compile(r"[-+]?[0-9]+")
 _LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9]")
 _NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)|NaN|[-+]?Infinity")
 _PLAIN_FIELD: Final = re.compile(r"[\w-][\w.-]*")
-_TOKEN: Final = re.compile(r"[^\s,\]}]+")
+_TOKEN: Final = re.compile(r"(?:&\S+\s+)?([^*\s,\]}][^\s,\]}]*)")
 _INTEGER_LIMIT: Final = 2**63
 _LONGEST_INTEGER: Final = len(str(-_INTEGER_LIMIT))
 _LONGEST_LINE: Final = 200
@@ -120,10 +120,10 @@ class Document:
         )
 
     def written(self, pointer: Pointer) -> str:
-        """Return the scalar at `pointer` as it is written (`3.10` where the value is 3.1)."""
+        """Return the plain scalar at `pointer` as it is written (`3.10` where the value is 3.1); empty for an alias."""
         line, column = self.position(pointer)
         found = _TOKEN.match((self.source(line) or "")[column - 1 :])
-        return found.group() if found else ""
+        return found[1] if found else ""
 
     def problem(self, pointer: Pointer, message: str, *, key: bool = False) -> Problem:
         """Return a problem at the value (or key) that `pointer` leads to."""
@@ -450,7 +450,8 @@ def _build(loader: yaml.CSafeLoader, document: Document) -> None:  # noqa: C901,
                 raise _Unreadable(_TOO_DEEP, event.start_mark)
             if value.__class__ is float and value.is_integer():
                 document.integral_floats.append(place())
-            marks.append(own)
+            # A scalar is wrong where it is used; what is wrong within a list or mapping is so where it is written.
+            marks.append(own if isinstance(own, list) else event.start_mark)
             if is_mapping:
                 current[key] = value
                 key = None

@@ -57,4 +57,4 @@ def _is_written(value: Any, pointer: Sequence[str | int]) -> bool:  # noqa: ANN4
 
 def refuse(problems: Iterable[Problem]) -> InvalidDocumentError:
     """Return the error that carries all problems, each once (a default has them for many), in the order of the file."""
-    return InvalidDocumentError(sorted(set(problems), key=lambda problem: (problem.line, problem.column)))
+    return InvalidDocumentError(sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.column)))
