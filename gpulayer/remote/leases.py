@@ -109,7 +109,7 @@ class Leases:
             pass
         finally:
             os.umask(mask)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
             return descriptor

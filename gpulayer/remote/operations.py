@@ -186,33 +186,32 @@ def probe(host: Host, request: Request) -> Task:
         from gpulayer.gpu import discovery
 
         report = discovery.probe(python, frameworks, fresh=fresh, state_root=host.folder)
-        return encode(host.nonce, {"id": request.id, "ok": True}, json.dumps(report).encode("ascii"))
+        return json.dumps(report).encode("ascii")
 
-    return _in_child(request, observe)
+    return _in_child(host, request, observe)
 
 
-def _in_child(request: Request, work: Callable[[], bytes]) -> Task:
-    """Do `work` in a child process of its own group, whose pipe brings the frame that it returns."""
+def _in_child(host: Host, request: Request, work: Callable[[], bytes]) -> Task:
+    """Do `work` in a child of its own process group, and answer with the payload that it returns."""
     pipe, end = os.pipe()
     pid = os.fork()
     if pid:
         os.close(end)
         return Task(request, pid, pipe, bound=True)
-    status = 1
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1):  # the connection is the agent's alone; stderr stays, for tracebacks
+        for standard in (0, 1):  # the connection is the agent's alone
             os.dup2(null, standard)
+        try:
+            frame = encode(host.nonce, {"id": request.id, "ok": True}, work())
+        except Exception as error:  # noqa: BLE001  # whatever it was, the controller is told
+            refusal = RequestError(request.op, f"{request.op} failed: {type(error).__name__}: {error}")
+            frame = encode(host.nonce, {"id": request.id, "error": refusal.header()})
         with open(end, "wb") as file:
-            file.write(work())
-        status = 0
-    except BaseException:  # noqa: BLE001  # whatever it was, the child must not run on as a second agent
-        import traceback
-
-        traceback.print_exc()
+            file.write(frame)
     finally:
-        os._exit(status)
+        os._exit(0)
 
 
 def survey(host: Host, request: Request) -> dict[str, Any]:

@@ -28,6 +28,7 @@ MAX_NAME = 1024
 """Bytes of a path below the working folder."""
 
 _CHUNK = 256 * 1024
+_STRANGE = re.compile(r"\\|^[A-Za-z]:")  # what Windows reads as a path
 _ANY = ("**",)
 
 
@@ -82,7 +83,7 @@ def _entry(
     except OSError as error:
         why = error.strerror or str(error)
     if why is not None:
-        sums["skipped"] += 1
+        _count(sums, path, "skipped", 1)
         yield {"skipped": _shown(path), "why": why}, b""
 
 
@@ -92,14 +93,8 @@ def _file(descriptor: int, path: str, sums: dict[str, int]) -> Generator[Frame, 
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return "is no regular file"
-        sums["files"] += 1
-        sums["bytes"] += found.st_size
-        if sums["files"] > MAX_FILES or sums["bytes"] > MAX_BYTES:
-            raise RequestError(
-                "quota",
-                f"the outputs are more than {MAX_FILES} files or {MAX_BYTES // 2**30} GiB (at {_shown(path)})",
-                fix="name fewer files in outputs, or pack them",
-            )
+        _count(sums, path, "files", 1)
+        _count(sums, path, "bytes", found.st_size)
         header = {"file": path, "size": found.st_size, "exec": bool(found.st_mode & stat.S_IXUSR)}
         offset = 0
         while True:
@@ -116,13 +111,23 @@ def _file(descriptor: int, path: str, sums: dict[str, int]) -> Generator[Frame, 
         os.close(descriptor)
 
 
+def _count(sums: dict[str, int], path: str, what: str, more: int) -> None:
+    sums[what] += more
+    if sums["bytes"] > MAX_BYTES or sums["files"] > MAX_FILES or sums["skipped"] > MAX_FILES:
+        raise RequestError(
+            "quota",
+            f"the outputs are more than {MAX_FILES} files or {MAX_BYTES // 2**30} GiB (at {_shown(path)})",
+            fix="name fewer files in outputs, or pack them",
+        )
+
+
 def _why_not(path: str, mode: int) -> str | None:
     if stat.S_ISLNK(mode):
         return "is a symbolic link"
     if not stat.S_ISREG(mode):
         return "is no regular file"
     with contextlib.suppress(UnicodeEncodeError):
-        if len(path.encode("utf-8")) <= MAX_NAME and path.isprintable() and "\\" not in path:
+        if len(path.encode("utf-8")) <= MAX_NAME and path.isprintable() and not _STRANGE.search(path):
             return None
     return "has a name that other systems cannot take"
 
