@@ -12,7 +12,7 @@ from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
 from gpulayer.remote.leases import Leases
 from gpulayer.remote.runs import Run
-from gpulayer.remote.settling import settle
+from gpulayer.remote.settling import live_state, settle, settled
 from gpulayer.remote.supervisor import Supervisor
 from gpulayer.remote.wire import RequestError
 
@@ -69,9 +69,7 @@ def launch(
         lock = _claim(run)
         if lock is None or run.exists():
             _check_key(run, spec)
-            # A supervisor that has written the end still holds the lock for a moment.
-            state = settle(run, lock) if lock is not None else run.final() or run.last_known()["state"]
-            answer({"ok": True, "new": False, "state": state})
+            answer({"ok": True, "new": False, "state": settled(run) if lock is None else settle(run, lock)})
             return
         failpoint("claimed")
         leases = _admit(run, spec, state_folder, lease_folder)
@@ -117,7 +115,7 @@ def _claim(run: Run) -> int | None:
 
 
 def _check_key(run: Run, spec: dict[str, Any]) -> None:
-    known = (run.final() or run.last_known()["state"])["key"]
+    known = (run.final() or live_state(run))["key"]
     if known not in (spec["key"], ""):
         raise RequestError(
             "conflict",

@@ -68,9 +68,14 @@ class Run:
         return descriptor
 
     def final(self) -> dict[str, Any] | None:
-        """Return the final state, or None where there is none. Raises DamagedError."""
-        record = records.read(self.exit, EXIT)
-        return None if record is None else self._check(record, states.FINAL)
+        """Return the final state, or None where there is none. A damaged one is renamed: it must not hide the run."""
+        try:
+            record = records.read(self.exit, EXIT)
+            return None if record is None else self._check(record, states.FINAL)
+        except records.DamagedError:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.exit, f"{self.exit}.damaged-{int(time.time())}")
+            return None
 
     def last_known(self) -> dict[str, Any]:
         """Return the record of a run that exists, as last written; where that is damaged, what is left."""
@@ -92,11 +97,6 @@ class Run:
     def request_cancel(self, grace: float | None, by: str) -> None:
         """Leave the marker of a cancel, durably. The first one counts."""
         records.write_once(self.cancel, {"schema": CANCEL, "grace": grace, "by": by, "at": clock.stamp()})
-
-    def put_aside(self, path: str) -> None:
-        """Rename a damaged record, so that a sound one can take its place and the damage can be looked at."""
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path, f"{path}.damaged-{int(time.time())}")
 
     def finish(self, state: dict[str, Any], status: str, **outcome: object) -> dict[str, Any]:
         """Write the final record, once, and return the final state: that of an earlier writer if there was one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpulayer.remote import clock, processes, records, states
+from gpulayer.remote import clock, processes, states
 from gpulayer.remote.remains import orphans
 
 TYPE_CHECKING = False
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 def settled(run: Run) -> dict[str, Any] | None:
     """Return the state of a run, None where there is no such run. What its supervisor's death left open is settled."""
-    try:
-        final = run.final()
-    except records.DamagedError:
-        final = None
-        run.put_aside(run.exit)
+    final = run.final()
     if final is not None or not run.exists():
         return final
     lock = run.try_lock()
     if lock is None:
-        state: dict[str, Any] = run.last_known()["state"]
-        return state
+        return run.final() or live_state(run)
     try:
         return settle(run, lock)
     finally:
         os.close(lock)
+
+
+def live_state(run: Run) -> dict[str, Any]:
+    """Return the state of a run that exists as it was last written."""
+    state: dict[str, Any] = run.last_known()["state"]
+    return state
 
 
 def settle(run: Run, lock: int) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Supervisor:
         self._leader: tuple[int, int] = (0, 0)
         self._leader_status: int | None = None
         self._failure = -1
+        self._leases: Collection[int] = ()
         self._aside: set[int] = set()
         self._subreaper = processes.become_subreaper()
         self._known: dict[int, int] = {}
@@ -64,6 +65,7 @@ class Supervisor:
         self, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs, umask: int, leases: Collection[int]
     ) -> None:
         """Write the intent, start the leader and open its gate. Raises OSError; then the job has not run."""
+        self._leases = leases
         log = os.open(self._run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         gate, opener = os.pipe()
         self._failure, failure = os.pipe()
@@ -110,7 +112,7 @@ class Supervisor:
 
     def fail(self, reason: str) -> None:
         """Record that the run, whose intent was written, did not start."""
-        self._finish(states.FAILED_TO_START, set(), reason=reason)
+        self._finish(states.FAILED_TO_START, self._kill(), reason=reason)
 
     def _cause_to_stop(self) -> tuple[str, float, str | None] | None:
         """Return the status, the grace in seconds and the reason of a stop that is due."""
@@ -179,6 +181,9 @@ class Supervisor:
         if unkillable:
             pids = ", ".join(str(pid) for pid in sorted(unkillable))
             outcome["reason"] = f"unkillable: {pids} do not die of SIGKILL and keep their devices"
+        else:
+            for lease in self._leases:  # before the end can be seen: who sees it may take the device
+                os.close(lease)
         with contextlib.suppress(FileNotFoundError):
             log = os.open(self._run.log, os.O_RDONLY | os.O_CLOEXEC)
             records.durable(log)

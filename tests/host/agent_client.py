@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from gpulayer.remote.states import LIVE
 from gpulayer.remote.wire import FrameReader, encode
+
+__all__ = ["LIVE", "AgentClient", "AgentError", "new_spec"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NONCE = "0123456789abcdef" * 2
@@ -143,6 +146,29 @@ class AgentClient:
     def status(self, run: str) -> dict[str, Any] | None:
         states: dict[str, dict[str, Any] | None] = self.ask("status", runs=[run])[0]["states"]
         return states[run]
+
+    def stop(self, request: int) -> None:
+        self.write(encode(NONCE, {"id": request, "op": "stop"}))
+
+    def received(self, request: int) -> int:
+        """Payload bytes of `request` that have arrived and were not asked for yet."""
+        return sum(len(payload) for header, payload in self._frames if header["id"] == request)
+
+    def run_folder(self, run: str) -> Path:
+        return next((self.folder / "state").glob("*")) / "runs" / run
+
+    def record(self, run: str) -> dict[str, Any]:
+        """What the supervisor keeps on the disk."""
+        record: dict[str, Any] = json.loads((self.run_folder(run) / "state.json").read_text())
+        return record
+
+    def wait_for(self, run: str, text: bytes) -> None:
+        """Wait until the job has written `text`."""
+        log = self.run_folder(run) / "output.log"
+        give_up = time.monotonic() + self.limit
+        while text not in log.read_bytes():
+            assert time.monotonic() < give_up, f"{run} never wrote {text!r}: {log.read_bytes()!r}"
+            time.sleep(0.01)
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Agents of this machine, on the controller's Python and on the oldest that hosts may have."""
+"""Agents of this machine. What a test leaves running on its host ends with the test."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.host.agent_client import AgentClient
+from tests.host.agent_client import LIVE, AgentClient
 
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Callable[..., AgentClient]]:
-    """Start agents of one host; a second one is a second controller's. All end with the test."""
+    """Start agents of one host; a second one is a second controller's."""
     started: list[AgentClient] = []
 
     def start(**options: Any) -> AgentClient:
@@ -26,6 +26,12 @@ def agents(tmp_path: Path) -> Iterator[Callable[..., AgentClient]]:
     yield start
     for agent in started:
         agent.close()
+    with AgentClient(tmp_path) as last:
+        last.hello()
+        for state in last.ask("survey", project="tests", after=None)[0]["runs"]:
+            if state["status"] in LIVE:
+                last.ask("cancel", run=state["run"], grace=0, by="the end of the test")
+                last.follow(state["run"])
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.host.agent_client import AgentClient, AgentError, new_spec
+
+
+def tail_of(data: bytes) -> dict[str, Any]:
+    last = data[-4096:]
+    return {"bytes": len(last), "sha256": hashlib.sha256(last).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 5000, b"\xff\xfe\xc2\x9b no newline", b"x" * 1_000_000, os.urandom(3_000_000), b"@@GL1 \n" * 1000],
+    ids=["nothing", "nuls", "not utf-8", "one long line", "more than a window", "looks like a frame"],
+)
+def test_the_log_comes_byte_for_byte(agent: AgentClient, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "content").write_bytes(content)
+    spec = new_spec(f"cat {tmp_path}/content")
+    agent.launch(spec)
+    state, log = agent.follow(spec["run"])
+    assert log == content
+    assert state["log_size"] == len(content)
+
+
+def test_a_follower_resumes_where_it_was_cut_off(agent: AgentClient, agents: Callable[..., AgentClient]) -> None:
+    spec = new_spec("for i in $(seq 300); do echo line $i; sleep 0.001; done")
+    agent.launch(spec)
+    kept = b""
+    for header, payload in agent.frames(agent.send("follow", run=spec["run"], offset=0, tail=None)):
+        assert "error" not in header
+        kept += payload
+        if len(kept) > 500:
+            break
+    agent.process.kill()
+    second = agents()
+    state, rest = second.follow(spec["run"], len(kept), tail_of(kept))
+    assert state["code"] == 0
+    assert kept + rest == b"".join(b"line %d\n" % number for number in range(1, 301))
+
+
+def test_a_log_that_is_not_the_one_of_before_is_never_spliced(agent: AgentClient) -> None:
+    spec = new_spec("echo 0123456789")
+    agent.launch(spec)
+    _, log = agent.follow(spec["run"])
+    assert agent.follow(spec["run"], len(log), tail_of(log))[1] == b""
+    assert agent.follow(spec["run"], 4, tail_of(b"0123"))[1] == b"456789\n"
+    for offset, tail in ((4, tail_of(b"0124")), (5, tail_of(b"0123")), (99, tail_of(log)), (2, tail_of(b"0123"))):
+        with pytest.raises(AgentError) as caught:
+            agent.follow(spec["run"], offset, tail)
+        assert caught.value.code == "log_replaced"
+
+
+def test_an_unknown_run_is_an_error(agent: AgentClient) -> None:
+    assert agent.status("nobody-a1") is None
+    for op, fields in (("follow", {"offset": 0}), ("cancel", {"by": "me"}), ("fetch", {"patterns": []})):
+        with pytest.raises(AgentError) as caught:
+            agent.ask(op, run="nobody-a1", **fields)
+        assert caught.value.code == "unknown_run"
+
+
+def test_output_arrives_soon_after_it_is_written(agent: AgentClient) -> None:
+    show = "import time\nfor _ in range(20): print(time.monotonic(), flush=True); time.sleep(0.02)"
+    spec = new_spec(["python", "-c", show])
+    agent.launch(spec)
+    late = []
+    for header, payload in agent.frames(agent.send("follow", run=spec["run"], offset=0, tail=None)):
+        now = time.monotonic()
+        late += [now - float(line) for line in payload.split()]
+        assert "error" not in header
+    assert len(late) == 20
+    assert sorted(late)[10] < 0.02
+
+
+def test_a_stream_ends_early_when_it_is_told_to(agent: AgentClient) -> None:
+    spec = new_spec("echo begun; sleep 1000")
+    agent.launch(spec)
+    follow = agent.send("follow", run=spec["run"], offset=0, tail=None)
+    frames = agent.frames(follow)
+    while next(frames)[1] != b"begun\n":
+        pass
+    agent.stop(follow)
+    assert [header for header, _ in frames] == [{"id": follow, "ok": True, "stopped": True}]
+
+
+def test_no_more_than_a_window_is_sent_to_who_does_not_take_it(agent: AgentClient, tmp_path: Path) -> None:
+    (tmp_path / "content").write_bytes(bytes(6 * 2**20))
+    spec = new_spec(f"cat {tmp_path}/content")
+    agent.launch(spec)
+    agent.follow(spec["run"])
+    follow = agent.send("follow", run=spec["run"], offset=0, tail=None)
+    agent.ask("ping")  # others are served meanwhile
+    give_up = time.monotonic() + 10
+    while agent.received(follow) < 4 * 2**20:
+        agent.ask("ping")
+        assert time.monotonic() < give_up
+    for _ in range(3):
+        agent.ask("ping")
+    assert agent.received(follow) == 4 * 2**20
+    assert sum(len(payload) for _, payload in agent.frames(follow)) == 6 * 2**20
