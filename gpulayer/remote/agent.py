@@ -15,7 +15,7 @@ import signal
 import time
 
 from gpulayer.remote.operations import OPERATIONS, Host, Request, Task
-from gpulayer.remote.wire import WINDOW, FrameReader, ProtocolError, RequestError, encode
+from gpulayer.remote.wire import WINDOW, FrameReader, ProtocolError, RequestError, encode, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Agent:
         except RequestError as error:
             self._answer(request.id, {"error": error.header()})
         except OSError as error:
-            self._answer(request.id, {"error": RequestError("system", f"{request.op}: {error}").header()})
+            self._answer(request.id, {"error": refusal(error).header()})
 
     def _begin(self, request: Request) -> None:
         if request.op == "hello":
@@ -152,8 +152,8 @@ class Agent:
         try:
             frame = encode(self._nonce, {"id": request, **header}, payload)
         except ProtocolError as error:
-            refusal = RequestError("too_large", f"the answer does not fit into a frame: {error}", fix="ask for less")
-            frame = encode(self._nonce, {"id": request, "error": refusal.header()})
+            answer = RequestError("too_large", f"the answer does not fit into a frame: {error}", fix="ask for less")
+            frame = encode(self._nonce, {"id": request, "error": answer.header()})
         self._control.append(frame)
 
     def _write(self) -> bool:
@@ -190,8 +190,8 @@ class Agent:
             return True
         except (RequestError, OSError) as error:
             self._streams.remove(stream)
-            refusal = error if isinstance(error, RequestError) else RequestError("system", str(error))
-            self._answer(stream.request, {"error": refusal.header()})
+            answer = error if isinstance(error, RequestError) else refusal(error)
+            self._answer(stream.request, {"error": answer.header()})
             return True
         if isinstance(made, float):
             stream.due = now + made
@@ -216,8 +216,8 @@ class Agent:
         if complete:
             self._control.append(bytes(frame))
         else:
-            refusal = RequestError("died", f"the process that did '{task.op}' on the host died before it answered")
-            self._answer(task.request, {"error": refusal.header()})
+            answer = RequestError("died", f"the process that did '{task.op}' on the host died before it answered")
+            self._answer(task.request, {"error": answer.header()})
 
     def _forget(self, pipe: int) -> None:
         task, _ = self._tasks.pop(pipe)

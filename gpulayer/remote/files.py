@@ -72,7 +72,7 @@ class Blobs:
         if offset == 0:
             if part is not None:
                 part.drop()
-            part = _Part(self._fresh(sha))
+            part = _Part(*self._begin(sha))
         if part is None or part.size != offset or offset + len(payload) > size:
             raise RequestError("request", f"put_part: {sha} has no part that ends at {offset}", fix="begin at 0 again")
         try:
@@ -162,17 +162,21 @@ class Blobs:
                 os.unlink(path)
             raise _bad_tree(tree, f"{name} was damaged on this host")
 
-    def _fresh(self, sha: str) -> str:
-        path = self.path(sha)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        return f"{path}.{os.getpid()}"
+    def _begin(self, sha: str) -> tuple[str, int]:
+        """Return the path and the descriptor of a new file, which becomes the blob by its rename."""
+        fresh = f"{self.path(sha)}.{os.getpid()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return fresh, os.open(fresh, flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(fresh), mode=0o700, exist_ok=True)
+            return fresh, os.open(fresh, flags, 0o600)
 
     def _store(self, sha: str, content: memoryview) -> None:
-        fresh = self._fresh(sha)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        fresh, descriptor = self._begin(sha)
         try:
             _write_all(descriptor, content)
-            os.replace(fresh, self.path(sha))
+            os.rename(fresh, self.path(sha))
         except BaseException:
             os.unlink(fresh)
             raise
@@ -183,9 +187,9 @@ class Blobs:
 class _Part:
     """A big blob of which the beginning has arrived."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.descriptor = descriptor
         self.digest = hashlib.sha256()
         self.size = 0
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CHUNK = 256 * 1024
 _SETTLE = 1.0  # seconds between looks at whether a run's supervisor lives
 _SHORTEST, _SHORT, _LONGEST = 0.002, 0.004, 0.128  # seconds between looks at a log
-_FRESH, _YOUNG = 0.1, 1.0  # seconds of silence, or since the beginning, up to which these hold
+_FRESH, _YOUNG = 0.1, 1.0  # seconds since the beginning up to which the first two hold
 
 
 def follow(
@@ -89,17 +89,14 @@ def _sign(run: Run) -> tuple[int, int, bool]:
 
 
 def _pause(now: float, begun: float, heard: float) -> float:
-    """Return how long to leave a silent log alone: an eighth of its silence, so that output is late by little.
+    """Return how long to leave a silent log alone: a quarter of its silence; the first output is waited for closely.
 
     The pause ends on a grid of powers of two, so that many follows wake up together.
     """
-    silence = now - heard
-    if silence < _FRESH:
-        pause = _SHORTEST
-    elif now - begun < _YOUNG:
-        pause = _SHORT
+    if now - begun < _YOUNG:
+        pause = _SHORTEST if now - begun < _FRESH else _SHORT
     else:
-        pause = min(_LONGEST, silence / 8)
+        pause = max(_SHORT, min(_LONGEST, (now - heard) / 4))
     step = _SHORTEST
     while step * 2 <= pause:
         step *= 2

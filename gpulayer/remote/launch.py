@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 
@@ -14,7 +13,7 @@ from gpulayer.remote.leases import Leases
 from gpulayer.remote.runs import Run
 from gpulayer.remote.settling import live_state, settle, settled
 from gpulayer.remote.supervisor import Supervisor
-from gpulayer.remote.wire import RequestError
+from gpulayer.remote.wire import RequestError, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CLAIM_LIMIT = 10.0  # seconds that another launch of the same run may take
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 # What a spec must hold (docs/protocol.md, "Spec of a run").
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -80,13 +78,13 @@ def launch(
         answer({"error": error.header()})
         return
     except OSError as error:
-        answer({"error": _refusal(error).header()})
+        answer({"error": refusal(error).header()})
         return
     try:
         supervisor.start(spec, secrets, Blobs(state_folder), umask, leases)
     except OSError as error:
         if not run.exists():
-            answer({"error": _refusal(error).header()})
+            answer({"error": refusal(error).header()})
             return
         supervisor.fail(f"the host could not start it: {error}")
     answer({"ok": True, "new": True, "state": run.final() or supervisor.state})
@@ -164,9 +162,3 @@ def _supervisor(run: Run, spec: dict[str, Any], lock: int) -> Supervisor:
     record = runs.new_record(runs.first_state(spec), deadline=deadline, grace=spec["grace"])
     record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
     return Supervisor(run, record, lock)
-
-
-def _refusal(error: OSError) -> RequestError:
-    if error.errno in _NO_SPACE:
-        return RequestError("disk", f"the host's disk is full: {error}", fix="free some space there")
-    return RequestError("system", f"the host refuses: {error}")

@@ -8,6 +8,7 @@ a job prints can pass for a frame. The sender of bytes is not trusted: every len
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -47,6 +48,13 @@ class RequestError(Exception):
     def header(self) -> dict[str, Any]:
         """Return what the answer carries under `error`."""
         return {"code": self.code, "message": self.message, "fix": self.fix, **self.fields}
+
+
+def refusal(error: OSError) -> RequestError:
+    """Return the answer for what the host's operating system refused: `disk` where it is full, else `system`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RequestError("disk", f"the host's disk is full: {error}", fix="free some space there")
+    return RequestError("system", f"the host refuses: {error}")
 
 
 def encode(nonce: str, header: dict[str, Any], payload: bytes | memoryview = b"") -> bytes:
