@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asyncssh import SSHKey
@@ -16,6 +16,11 @@ from asyncssh.known_hosts import SSHKnownHosts
 from gpulayer.errors import HostError, Stage
 
 DEFAULT_PORT = 22
+KINDS = (
+    *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+    *("rsa-sha2-512", "rsa-sha2-256", "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com"),
+)
+"""Host keys that are taken. Certificates are asked for besides where an authority is known; ssh-rsa (SHA-1) never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,15 @@ class Trust:
     authorities: Sequence[SSHKey] = ()
     revoked: Sequence[SSHKey] = ()
     pin: str | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of key to ask the server for: known ones first, so that a server with several shows a known one.
+
+        The others come behind them, so that a server that lost the known one shows what it has instead.
+        """
+        known = {key.get_algorithm().replace("ssh-rsa", "rsa") for key in self.keys}
+        return sorted(KINDS, key=lambda kind: not any(kind.startswith(prefix) for prefix in known))
 
     @property
     def pattern(self) -> str:
@@ -50,14 +64,16 @@ class HostKeys:
         """Return what is known of the server `name`. Raises HostError where a file cannot be read as known_hosts."""
         if self._known is None:
             self._known = self._read(host)
-        name = name.lower()
-        known = self._known.match(name, "", None if port == DEFAULT_PORT else port)
-        # A key revoked under the bare name is revoked on every port, also where the port has entries of its own.
-        bare = self._known.match(name, "", None)
+        trust = Trust(name=name.lower(), port=port, pin=pin)
+        # As ssh does, the bare name counts where nothing is known for the port; what either revokes is revoked.
+        # (asyncssh's own lookup forgets a revocation for the port when it goes on to the bare name.)
+        known = self._known.match(trust.pattern, "", None)
+        bare = self._known.match(trust.name, "", None)
+        trusted = known if known[0] or known[1] else bare
         revoked = [*known[2], *bare[2]]
         if pin is not None:
-            return Trust(name=name, port=port, revoked=revoked, pin=pin)
-        return Trust(name=name, port=port, keys=known[0], authorities=known[1], revoked=revoked)
+            return replace(trust, revoked=revoked)
+        return replace(trust, keys=trusted[0], authorities=trusted[1], revoked=revoked)
 
     def _read(self, host: str) -> SSHKnownHosts:
         known = SSHKnownHosts()

@@ -57,7 +57,7 @@ class _NewKeys:
 
     def stderr_received(self, data: bytes) -> None:
         self._said = (self._said + data)[:_MESSAGES]
-        fingerprint = re.search(rb"Host key fingerprint is (\S+)", self._said)
+        fingerprint = re.search(rb"Server host key: \S+ (\S+)", self._said)
         added = re.search(rb"Permanently added '([^']+)' \((\S+)\)", self._said)
         if fingerprint and added:
             self._accept_new(added[1].decode(errors="replace"), f"{added[2].decode()} {fingerprint[1].decode()}")
@@ -93,7 +93,8 @@ class OpenSshTransport:
         """Return what ssh said when it failed itself (status 255)."""
         if status != _SSH_FAILED:
             return None
-        text = stderr.decode(errors="replace").strip()
+        lines = stderr.decode(errors="replace").splitlines()
+        text = "\n".join(line for line in lines if not line.startswith("debug1:")).strip()
         said = text.splitlines()[-1][:300] if text else "it says nothing"
         if _DROPPED.search(text):
             return DroppedError(self._host.name, Stage.CONNECT, f"the server hung up at once ({said})", fix="try again")
@@ -123,8 +124,7 @@ class OpenSshTransport:
             "ConnectTimeout": str(int(options.connect_timeout)),
             "ServerAliveInterval": "15",
             "ServerAliveCountMax": "3",
-            "LogLevel": "INFO" if options.accept_new else "ERROR",
-            "VisualHostKey": "yes" if options.accept_new else "no",  # its only way to show a fingerprint
+            "LogLevel": "DEBUG1" if options.accept_new else "ERROR",  # the one that shows the fingerprint of a new key
         }
         words = ["ssh"]
         if options.ssh_config.exists():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 import asyncssh
 
@@ -18,7 +18,7 @@ from gpulayer.fleet.identities import Identities
 from gpulayer.fleet.shipment import REMOTE_COMMAND
 from gpulayer.fleet.sshconfig import Target, resolve
 from gpulayer.fleet.sshfailures import failure
-from gpulayer.fleet.sshstreams import Client, Dial, SshChannel
+from gpulayer.fleet.sshstreams import Client, Dial, Login, SshChannel
 from gpulayer.fleet.transport import Channel, ConnectOptions, Receiver
 from gpulayer.spec.inventory import Host
 
@@ -28,14 +28,8 @@ MACS = (
     *("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "umac-128-etm@openssh.com"),
     *("hmac-sha2-256", "hmac-sha2-512"),
 )
-# What is asked for where no key is known yet: without certificates, whose authority could not be known either.
-HOST_KEY_KINDS = (
-    *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
-    *("rsa-sha2-512", "rsa-sha2-256"),
-)
 KEEPALIVE_INTERVAL = 15
 KEEPALIVE_COUNT = 3
-DEEPEST_JUMP = 8
 
 
 class Jumps:
@@ -43,14 +37,12 @@ class Jumps:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._open: dict[tuple[str, ...], asyncio.Task[asyncssh.SSHClientConnection]] = {}
+        self._open: dict[tuple[str, ...], asyncio.Task[Login]] = {}
 
-    async def through(
-        self, path: tuple[str, ...], connect: Callable[[], Awaitable[asyncssh.SSHClientConnection]]
-    ) -> asyncssh.SSHClientConnection:
+    async def through(self, path: tuple[str, ...], connect: Callable[[], Awaitable[Login]]) -> Login:
         """Return the connection for a path of hops, which `connect` makes where there is none."""
         task = self._open.get(path)
-        if task is None or (task.done() and (task.exception() is not None or task.result().is_closed())):
+        if task is None or (task.done() and (task.exception() is not None or task.result().lost)):
             task = self._open[path] = asyncio.ensure_future(connect())
         return await asyncio.shield(task)
 
@@ -60,8 +52,7 @@ class Jumps:
             task.cancel()
         for result in await asyncio.gather(*self._open.values(), return_exceptions=True):
             if not isinstance(result, BaseException):
-                result.close()
-                await result.wait_closed()
+                await result.close()
         self._open.clear()
 
 
@@ -80,11 +71,11 @@ class SshTransport:
 
     async def start(self, receiver: Receiver) -> Channel:
         """Connect, log in and start the command. Raises HostError with the stage that failed."""
-        connection = await self._reach(self._host, 0)
+        login = await self._reach(self._host, ())
         try:
             async with asyncio.timeout(self._options.start_timeout):
-                _, session = await connection.create_session(
-                    lambda: SshChannel(connection, receiver),
+                _, session = await login.connection.create_session(
+                    lambda: SshChannel(login, receiver),
                     REMOTE_COMMAND,
                     encoding=None,
                     env={},
@@ -93,7 +84,7 @@ class SshTransport:
                     x11_forwarding=False,
                 )
         except (TimeoutError, asyncssh.Error, OSError) as error:
-            connection.abort()
+            await login.close(at_once=True)
             raise HostError(
                 self._host.name,
                 Stage.SHELL,
@@ -107,32 +98,33 @@ class SshTransport:
         del status, stderr
         return None
 
-    async def _reach(self, host: Host, depth: int) -> asyncssh.SSHClientConnection:
-        """Connect to a host, through its jump hosts where it has some."""
-        if depth > DEEPEST_JUMP:
-            raise HostError(
-                self._host.name, Stage.RESOLVE, "its jump hosts lead in a circle", fix="correct `jump` or ProxyJump"
-            )
+    async def _reach(self, host: Host, via: tuple[str, ...]) -> Login:
+        """Connect to a host, through its jump hosts where it has some. `via` are those that need this one."""
         target = await resolve(host, self._hosts, self._options)
-        tunnel: Any = None
+        tunnel: Login | None = None
         path: tuple[str, ...] = ()
         for hop in target.jumps:
-            path = (*path, f"{hop.user or ''}@{hop.target}:{hop.port or ''}")
-            tunnel = await self._through(path, hop, tunnel, depth + 1)
+            if hop.name in (*via, host.name):
+                circle = " -> ".join((*via, host.name, hop.name))
+                raise HostError(host.name, Stage.RESOLVE, f"jump hosts form a circle: {circle}", fix="correct `jump`")
+            path = (*path, f"{hop.name} {hop.user or ''}@{hop.target}:{hop.port or ''}")
+            tunnel = await self._through(path, hop, tunnel, (*via, host.name))
         return await self._login(target, tunnel)
 
-    async def _through(self, path: tuple[str, ...], hop: Host, tunnel: Any, depth: int) -> asyncssh.SSHClientConnection:  # noqa: ANN401
-        async def connect() -> asyncssh.SSHClientConnection:
+    async def _through(self, path: tuple[str, ...], hop: Host, tunnel: Login | None, via: tuple[str, ...]) -> Login:
+        async def connect() -> Login:
             if tunnel is None:
-                return await self._reach(hop, depth)
+                return await self._reach(hop, via)
             return await self._login(await resolve(hop, self._hosts, self._options), tunnel)
 
-        return await self._jumps.through(path, connect)
+        try:
+            return await self._jumps.through(path, connect)
+        except HostError as error:
+            reason = f"its jump host {hop.name} cannot be reached: {error.reason}"
+            raise HostError(self._host.name, error.stage, reason, fix=error.fix) from error
 
-    async def _login(self, target: Target, tunnel: asyncssh.SSHClientConnection | None) -> asyncssh.SSHClientConnection:
-        """Make one connection and log in. `tunnel` is the jump host's connection."""
-        import asyncssh  # noqa: PLC0415
-
+    async def _login(self, target: Target, tunnel: Login | None) -> Login:
+        """Make one connection and log in, through `tunnel` where that is given."""
         trust = self._host_keys.trust(target.host, target.key_name, target.port, target.pin)
         identities = Identities(target)
         dial = Dial(target, self._options.connect_timeout)
@@ -142,7 +134,7 @@ class SshTransport:
             connection = await asyncssh.connect(
                 target.address,
                 target.port,
-                tunnel=tunnel or dial,
+                tunnel=tunnel.connection if tunnel else dial,
                 client_factory=lambda: client,
                 config=None,
                 username=target.user,
@@ -150,7 +142,7 @@ class SshTransport:
                 agent_path=None,
                 known_hosts=(list(trust.keys), list(trust.authorities), list(trust.revoked)),
                 host_key_alias=target.key_name,
-                server_host_key_algs=() if trust.keys or trust.authorities else HOST_KEY_KINDS,
+                server_host_key_algs=() if trust.authorities else trust.kinds,
                 x509_trusted_certs=None,
                 preferred_auth=["publickey"],
                 public_key_auth=True,
@@ -175,12 +167,13 @@ class SshTransport:
                 utf8_decode_errors="replace",
             )
         except (OSError, ValueError, asyncssh.Error) as error:
+            await dial.wait_closed()
             raise failure(target, trust, client, dial, error) from error
         finally:
             identities.close()
         if client.accepted is not None:
             self._accept(target.host, trust, client.accepted)
-        return connection
+        return Login(connection, dial)
 
     def _accept(self, host: str, trust: Trust, key: asyncssh.SSHKey) -> None:
         """Keep a new key, now that the server has proven that it holds it."""

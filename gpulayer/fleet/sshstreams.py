@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 
@@ -59,6 +60,11 @@ class Dial:
         """The first bytes that the server sent."""
         return self.wire.greeting if self.wire else b""
 
+    async def wait_closed(self) -> None:
+        """Wait until the socket, where one was opened, is closed."""
+        if self.wire is not None and self.wire.opened:
+            await self.wire.closed.wait()
+
     async def create_connection(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -87,7 +93,7 @@ class Dial:
             raise HostError(
                 name,
                 Stage.CONNECT,
-                f"cannot connect to {host} port {port} ({error.strerror or error})",
+                f"cannot connect to {host} port {port} ({os.strerror(error.errno) if error.errno else error})",
                 fix="is its SSH server running (macOS: Sharing, Remote Login), and is `port` right?",
             ) from error
         return transport, wire.inner
@@ -103,9 +109,12 @@ class _Wire(asyncio.Protocol):
     def __init__(self, inner: asyncio.Protocol) -> None:
         self.inner = inner
         self.greeting = b""
+        self.opened = False
+        self.closed = asyncio.Event()
         self._socket: socket.socket | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.opened = True
         if _QUICKACK is not None:
             self._socket = transport.get_extra_info("socket")
         self.inner.connection_made(transport)
@@ -128,15 +137,39 @@ class _Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._socket = None
+        self.closed.set()
         self.inner.connection_lost(exc)
+
+
+class Login:
+    """A connection that is logged in."""
+
+    def __init__(self, connection: asyncssh.SSHClientConnection, dial: Dial) -> None:
+        """`dial` is what connected, where that was not a jump host."""
+        self.connection = connection
+        self._dial = dial
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.connection.is_closed())
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the connection, by a word to the server or without, and wait until its socket is closed."""
+        if at_once:
+            self.connection.abort()
+        else:
+            self.connection.close()
+        await self.connection.wait_closed()
+        await self._dial.wait_closed()
 
 
 class SshChannel(asyncssh.SSHClientSession[bytes]):
     """Joins an asyncssh channel to the receiver."""
 
-    def __init__(self, connection: asyncssh.SSHClientConnection, receiver: Receiver) -> None:
-        """Close `connection` when the channel ends: there is one channel a connection."""
-        self._connection = connection
+    def __init__(self, login: Login, receiver: Receiver) -> None:
+        """Close the connection when the channel ends: there is one channel a connection."""
+        self._login = login
         self._receiver = receiver
         self._channel: asyncssh.SSHClientChannel[bytes] | None = None
         self._writable = asyncio.Event()
@@ -171,8 +204,7 @@ class SshChannel(asyncssh.SSHClientSession[bytes]):
         """Close the connection too, and tell the receiver then that nothing more comes."""
         self._channel = None
         self._writable.set()
-        self._connection.close()
-        self._closing = asyncio.ensure_future(self._connection.wait_closed())
+        self._closing = asyncio.ensure_future(self._login.close())
         self._closing.add_done_callback(lambda _: self._receiver.ended(exc, self._status))
 
     def write(self, data: bytes) -> None:
@@ -191,4 +223,4 @@ class SshChannel(asyncssh.SSHClientSession[bytes]):
 
     def abort(self) -> None:
         """Drop the connection."""
-        self._connection.abort()
+        self._login.connection.abort()

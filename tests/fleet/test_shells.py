@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from gpulayer.errors import HostError, Stage
-from gpulayer.fleet.session import Session
-from gpulayer.fleet.transport import ConnectOptions
-from gpulayer.spec.inventory import Host, Inventory, TransportKind
+from gpulayer.errors import Stage
+from gpulayer.fleet import process, shipment
+from gpulayer.spec.inventory import Host, TransportKind
+from tests.fleet.conftest import Failure, Greet
 from tests.sshd import SHELLS, Farm, SshdHost
 
 NOISE = "echo hello; printf 'no newline, \\033[31m colour'"
 
 
-async def failure(host: Host, options: ConnectOptions) -> HostError:
-    with pytest.raises(HostError) as caught:
-        await Session.open(host, Inventory(hosts={host.name: host}), options)
-    return caught.value
-
-
-async def greet(host: Host, options: ConnectOptions) -> dict[str, object]:
-    async with await Session.open(host, Inventory(hosts={host.name: host}), options) as session:
-        assert "now" in (await session.request("ping")).header
-        return dict(session.hello)
-
-
 @pytest.mark.parametrize("transport", [TransportKind.SSH, TransportKind.OPENSSH])
 @pytest.mark.parametrize("shell", SHELLS)
 async def test_the_agent_starts_in_every_login_shell_through_noise(
-    farm: Farm,
-    sshd_host: Callable[..., SshdHost],
-    connect_options: ConnectOptions,
-    shell: str,
-    transport: TransportKind,
+    farm: Farm, sshd_host: Callable[..., SshdHost], greet: Greet, shell: str, transport: TransportKind
 ) -> None:
     name = f"noisy-{shell}"
     known = farm.hosts.get(name) or sshd_host(name, shell=shell, rc="" if shell == "dash" else NOISE)
     host = dataclasses.replace(known.host, transport=transport)
-    hello = await greet(host, connect_options)
+    hello = await greet(host)
     assert hello["home"] == str(known.home)
 
 
-async def test_the_agent_starts_on_this_machine(connect_options: ConnectOptions) -> None:
-    assert await greet(Host(name="here", transport=TransportKind.LOCAL), connect_options)
+async def test_the_agent_starts_on_this_machine(greet: Greet) -> None:
+    assert await greet(Host(name="here", transport=TransportKind.LOCAL))
 
 
 @pytest.mark.parametrize(
@@ -62,34 +48,79 @@ async def test_the_agent_starts_on_this_machine(connect_options: ConnectOptions)
     ],
 )
 async def test_what_start_files_break_is_named(
-    *, sshd_host: Callable[..., SshdHost], connect_options: ConnectOptions, case: str, shell: str, rc: str, words: str
+    *, sshd_host: Callable[..., SshdHost], failure: Failure, case: str, shell: str, rc: str, words: str
 ) -> None:
     host = sshd_host(case, shell=shell, rc=rc).host
     # fish reads its whole input before it says anything, so there the limit is reached first.
-    error = await failure(host, dataclasses.replace(connect_options, start_timeout=1 if "fish" in rc else 30))
-    assert (error.stage, error.host) == (Stage.SHELL, case)
+    error = await failure(host, start_timeout=1 if "fish" in rc else 30)
+    assert error.stage is Stage.SHELL
     assert words in error.reason
-    assert error.fix
 
 
-async def test_a_start_file_that_hangs_ends_at_the_limit(
-    sshd_host: Callable[..., SshdHost], connect_options: ConnectOptions
-) -> None:
+async def test_a_start_file_that_hangs_ends_at_the_limit(sshd_host: Callable[..., SshdHost], failure: Failure) -> None:
     host = sshd_host("hangs", rc="echo waiting for godot; sleep 100").host
-    error = await failure(host, dataclasses.replace(connect_options, start_timeout=0.5))
+    error = await failure(host, start_timeout=0.5)
     assert error.stage is Stage.SHELL
     assert "waiting for godot" in error.reason
 
 
-async def test_a_forced_command_is_shown(sshd_host: Callable[..., SshdHost], connect_options: ConnectOptions) -> None:
+async def test_a_forced_command_is_shown(sshd_host: Callable[..., SshdHost], failure: Failure) -> None:
     host = sshd_host("forced", config=["ForceCommand echo This account is for backups only."]).host
-    error = await failure(host, connect_options)
+    error = await failure(host)
     assert error.stage is Stage.SHELL
     assert "for backups only" in error.reason
 
 
-async def test_a_broken_path_still_finds_python(
-    sshd_host: Callable[..., SshdHost], connect_options: ConnectOptions
-) -> None:
+async def test_a_broken_path_still_finds_python(sshd_host: Callable[..., SshdHost], greet: Greet) -> None:
     host = sshd_host("broken-path", rc="export PATH=/nowhere").host
-    assert await greet(host, connect_options)
+    assert await greet(host)
+
+
+def interpreter(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_the_inventorys_python_comes_first_and_may_begin_with_a_tilde(
+    sshd_host: Callable[..., SshdHost], greet: Greet
+) -> None:
+    known = sshd_host("own-python", python="~/my python")
+    interpreter(known.home / "my python", f'touch "$HOME/used"; exec {sys.executable} "$@"')
+    assert await greet(known.host)
+    assert (known.home / "used").exists()
+
+
+async def test_an_old_or_missing_interpreter_is_passed_over(
+    sshd_host: Callable[..., SshdHost], greet: Greet, tmp_path: Path
+) -> None:
+    known = sshd_host("old-python", python=interpreter(tmp_path / "old", "exit 98"))
+    assert await greet(known.host)
+    assert await greet(dataclasses.replace(known.host, python="/no/such/python"))
+    assert await greet(dataclasses.replace(known.host, python=interpreter(tmp_path / "python2", "exit 2")))
+
+
+@pytest.mark.parametrize(
+    ("scripts", "words"),
+    [
+        ({"python3": "exit 98"}, "only older: "),
+        ({}, "no python3 is found"),
+        ({"python3": "touch opened-the-installer", "xcode-select": "exit 2"}, "placeholder"),
+    ],
+)
+async def test_without_a_usable_python_the_stage_is_python(
+    failure: Failure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str], words: str
+) -> None:
+    # The system's own folders are hidden by running the very command with another folder in their place.
+    command = shipment.REMOTE_COMMAND
+    for place in ("/opt/homebrew/bin", "/usr/local/bin", "/usr/bin"):
+        command = command.replace(place, str(tmp_path))
+    monkeypatch.setattr(process, "REMOTE_COMMAND", command)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name, script in scripts.items():
+        interpreter(tmp_path / name, script)
+    error = await failure(Host(name="bare", transport=TransportKind.LOCAL))
+    assert error.stage is Stage.PYTHON
+    assert words in error.reason
+    assert not (tmp_path / "opened-the-installer").exists()

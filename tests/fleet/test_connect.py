@@ -1,0 +1,291 @@
+"""The way to a host: names, ports, logins, jump hosts, aliases; each failure with its stage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import re
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpulayer.errors import Stage
+from gpulayer.fleet.session import Fleet, Session
+from gpulayer.fleet.transport import ConnectOptions
+from gpulayer.spec.inventory import Host, Inventory, TransportKind
+from tests.fleet.conftest import Failure, Greet
+from tests.sshd import ADDRESS, USER, Farm, SshdHost, keygen, known_hosts_line
+
+BOTH = pytest.mark.parametrize("transport", [TransportKind.SSH, TransportKind.OPENSSH])
+
+
+@contextlib.asynccontextmanager
+async def server(answer: bytes | None, *, hang_up: bool = True, count: list[int] | None = None) -> AsyncIterator[int]:
+    """Listen on a port, say something to whoever connects, and hang up, or keep silent."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if count is not None:
+            count.append(1)
+        with contextlib.suppress(ConnectionError):
+            if answer is not None:
+                writer.write(answer)
+                await writer.drain()
+            if not hang_up:
+                await reader.read()
+                await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            await writer.wait_closed()
+
+    listener = await asyncio.start_server(serve, ADDRESS, 0)
+    async with listener:
+        yield listener.sockets[0].getsockname()[1]
+
+
+@BOTH
+async def test_an_unknown_name_fails_to_resolve(failure: Failure, farm: Farm, transport: TransportKind) -> None:
+    host = Host(name="lost", address="no-such-host.invalid", transport=transport, identity_file=str(farm.identity))
+    error = await failure(host)
+    assert error.stage is Stage.RESOLVE
+    assert "no-such-host.invalid" in error.reason
+
+
+@BOTH
+async def test_a_closed_port_fails_to_connect(failure: Failure, farm: Farm, transport: TransportKind) -> None:
+    with socket.socket() as free:
+        free.bind((ADDRESS, 0))
+        port = free.getsockname()[1]
+    host = Host(name="off", address=ADDRESS, port=port, transport=transport, identity_file=str(farm.identity))
+    error = await failure(host)
+    assert error.stage is Stage.CONNECT
+    assert "refused" in error.reason
+
+
+@BOTH
+async def test_a_silent_port_ends_at_the_limit(failure: Failure, farm: Farm, transport: TransportKind) -> None:
+    async with server(None, hang_up=False) as port:
+        host = Host(name="mute", address=ADDRESS, port=port, transport=transport, identity_file=str(farm.identity))
+        error = await failure(host, login_timeout=0.5, connect_timeout=1, start_timeout=1)
+    assert error.stage is Stage.CONNECT
+
+
+@BOTH
+async def test_another_service_is_no_ssh_server(failure: Failure, farm: Farm, transport: TransportKind) -> None:
+    async with server(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 300, hang_up=False) as port:
+        host = Host(name="web", address=ADDRESS, port=port, transport=transport, identity_file=str(farm.identity))
+        error = await failure(host, login_timeout=2, start_timeout=1)
+    assert error.stage is Stage.CONNECT
+
+
+async def test_a_server_that_hangs_up_is_tried_again_a_few_times(
+    failure: Failure, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulayer.fleet.session.jittered", lambda _: 0.0)
+    for answer in (b"", b"Exceeded MaxStartups\r\n"):
+        count: list[int] = []
+        async with server(answer, count=count) as port:
+            error = await failure(Host(name="full", address=ADDRESS, port=port, identity_file=str(farm.identity)))
+        assert error.stage is Stage.CONNECT
+        assert "hung up" in error.reason
+        assert len(count) == 9
+
+
+async def test_a_server_that_punishes_is_not_tried_again(failure: Failure, farm: Farm) -> None:
+    count: list[int] = []
+    async with server(b"Not allowed at this time\r\n", count=count) as port:
+        error = await failure(Host(name="cross", address=ADDRESS, port=port, identity_file=str(farm.identity)))
+    assert "refuses this machine for a while" in error.reason
+    assert len(count) == 1
+
+
+@BOTH
+async def test_a_refused_login_is_never_tried_again(
+    sshd_host: Callable[..., SshdHost], failure: Failure, tmp_path: Path, transport: TransportKind
+) -> None:
+    known = sshd_host(f"locked-{transport}")
+    stranger = keygen(tmp_path / "stranger")
+    error = await failure(dataclasses.replace(known.host, identity_file=str(stranger), transport=transport))
+    assert error.stage is Stage.AUTHENTICATE
+    assert len(re.findall(r"Failed publickey|Connection closed by authenticating", known.journal())) <= 2
+    assert len(re.findall(r"Connection from", known.journal())) == 1
+
+
+@pytest.mark.parametrize("case", ["open", "folder", "missing", "passphrase", "no-key"])
+async def test_an_identity_file_that_cannot_be_used_is_one_clear_line(
+    plain_host: SshdHost, failure: Failure, tmp_path: Path, case: str
+) -> None:
+    path = tmp_path / "key"
+    words = {
+        "open": "can be read by others (mode 0644)",
+        "folder": "is a directory",
+        "missing": "No such file",
+        "passphrase": "has a passphrase, and no agent holds the key",
+        "no-key": "holds no private key",
+    }
+    if case == "folder":
+        path.mkdir()
+    elif case == "no-key":
+        path.write_text("hello")
+        path.chmod(0o600)
+    elif case != "missing":
+        keygen(path, "-N", "secret" if case == "passphrase" else "")
+    if case == "open":
+        path.chmod(0o644)
+    error = await failure(dataclasses.replace(plain_host.host, identity_file=str(path)))
+    assert error.stage is Stage.AUTHENTICATE
+    assert words[case] in error.reason
+    assert "\n" not in error.reason
+
+
+@pytest.fixture
+def ssh_agent(farm: Farm, tmp_path: Path) -> Iterator[str]:
+    """A real ssh agent that holds the farm's key; gives its socket."""
+    path = str(farm.root / f"agent-{tmp_path.name}")
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    add = ["ssh-add", "-q", str(farm.identity)]
+    while subprocess.run(add, env={**os.environ, "SSH_AUTH_SOCK": path}, check=False, capture_output=True).returncode:
+        assert process.poll() is None
+    yield path
+    process.terminate()
+    process.wait()
+
+
+async def test_a_key_with_a_passphrase_is_used_through_the_agent(
+    plain_host: SshdHost, farm: Farm, greet: Greet, ssh_agent: str, tmp_path: Path
+) -> None:
+    locked = tmp_path / "locked"
+    locked.write_bytes(farm.identity.read_bytes())
+    locked.chmod(0o600)
+    lock = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(locked)]
+    await asyncio.to_thread(subprocess.run, lock, check=True)
+    assert await greet(dataclasses.replace(plain_host.host, identity_file=str(locked)), agent_socket=ssh_agent)
+    assert await greet(dataclasses.replace(plain_host.host, identity_file=None), agent_socket=ssh_agent)
+
+
+async def test_nothing_of_our_environment_goes_along(
+    sshd_host: Callable[..., SshdHost], greet: Greet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_SECRET", "s3cr3t")
+    config = tmp_path / "config"
+    config.write_text("Host *\n  SendEnv *\n  ForwardAgent yes\n")
+    known = sshd_host("curious", config=["AcceptEnv *"], rc='env > "$HOME/env-$SSHD_SEEN"')
+    for transport in (TransportKind.SSH, TransportKind.OPENSSH):
+        assert await greet(dataclasses.replace(known.host, transport=transport), ssh_config=config)
+        seen = (known.home / "env-").read_text()
+        assert "SSHD_FARM=" in seen
+        assert "s3cr3t" not in seen
+        assert "SSH_AUTH_SOCK" not in seen
+
+
+@BOTH
+@pytest.mark.parametrize("address", ["-oProxyCommand=touch pwned", "host name", "a;b", ""])
+async def test_an_address_that_is_none_reaches_no_program(
+    failure: Failure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, transport: TransportKind
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    host = Host(name="bad" if address else "-bad", address=address or None, transport=transport)
+    assert (await failure(host)).stage is Stage.RESOLVE
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("user", ["root;id", "..", "-l"])
+async def test_a_user_that_is_none_is_refused(failure: Failure, plain_host: SshdHost, user: str) -> None:
+    assert "is no user name" in (await failure(dataclasses.replace(plain_host.host, user=user))).reason
+
+
+@BOTH
+async def test_jump_hosts_of_the_inventory_are_gone_through(
+    sshd_host: Callable[..., SshdHost], greet: Greet, transport: TransportKind
+) -> None:
+    first, second = sshd_host(f"gate-{transport}"), sshd_host(f"door-{transport}")
+    inner = sshd_host(f"room-{transport}").host
+    door = dataclasses.replace(second.host, jump=first.host.name)
+    target = dataclasses.replace(inner, jump=door.name, transport=transport)
+    assert await greet(target, door, first.host)
+    assert "Starting session: forced-command" not in first.journal()
+    for hop in (first, second):
+        assert "Accepted publickey" in hop.journal()
+
+
+@BOTH
+async def test_jump_hosts_in_a_circle_are_refused(
+    plain_host: SshdHost, failure: Failure, transport: TransportKind
+) -> None:
+    one = dataclasses.replace(plain_host.host, name="one", jump="two", transport=transport)
+    two = dataclasses.replace(plain_host.host, name="two", jump="one", transport=transport)
+    error = await failure(one, two)
+    assert error.stage is Stage.RESOLVE
+    assert "circle" in error.reason
+
+
+async def test_a_jump_host_that_fails_is_named(plain_host: SshdHost, failure: Failure, tmp_path: Path) -> None:
+    stranger = str(keygen(tmp_path / "stranger"))
+    gate = dataclasses.replace(plain_host.host, name="gate", identity_file=stranger)
+    error = await failure(dataclasses.replace(plain_host.host, jump="gate"), gate)
+    assert error.stage is Stage.AUTHENTICATE
+    assert "jump host gate" in error.reason
+    closed = dataclasses.replace(plain_host.host, name="closed", jump="open", port=1)
+    error = await failure(closed, dataclasses.replace(plain_host.host, name="open"))
+    assert error.stage is Stage.CONNECT
+    assert "its jump host cannot reach" in error.reason
+
+
+async def test_hosts_behind_one_gate_share_its_connection(
+    sshd_host: Callable[..., SshdHost], plain_host: SshdHost, connect_options: ConnectOptions
+) -> None:
+    gate = sshd_host("shared-gate")
+    behind = [dataclasses.replace(plain_host.host, name=f"b{i}", jump="shared-gate") for i in range(4)]
+    inventory = Inventory(hosts={host.name: host for host in (*behind, gate.host)})
+    async with Fleet(inventory, connect_options) as fleet:
+        sessions = await fleet.connect(host.name for host in behind)
+        assert all(isinstance(session, Session) for session in sessions.values())
+    assert gate.journal().count("Accepted publickey") == 1
+
+
+async def test_an_alias_means_what_openssh_means(
+    *,
+    sshd_host: Callable[..., SshdHost],
+    plain_host: SshdHost,
+    farm: Farm,
+    greet: Greet,
+    failure: Failure,
+    tmp_path: Path,
+) -> None:
+    gate = sshd_host("alias-gate")
+    known_hosts = tmp_path / "known_hosts"
+    key_of_alias = known_hosts_line(plain_host.port, Path(f"{plain_host.host_key}.pub"))
+    known_hosts.write_text(
+        key_of_alias.replace(ADDRESS, "kept-as") + known_hosts_line(gate.port, Path(f"{gate.host_key}.pub"))
+    )
+    (tmp_path / "more").write_text(
+        f"Host box\n  HostName {ADDRESS}\n  Port {plain_host.port}\n  HostKeyAlias kept-as\n  ProxyJump gate\n"
+        f"Host gate\n  HostName {ADDRESS}\n  Port {gate.port}\n"
+        f"Host proxied\n  ProxyCommand touch {tmp_path}/pwned\n"
+    )
+    config = tmp_path / "config"
+    config.write_text(
+        f'Include {tmp_path}/more\nMatch host box exec "touch {tmp_path}/exec"\n  ServerAliveInterval 15s\n'
+        f"Host *\n  User {USER}\n  IdentityFile {farm.identity}\n  Unknown no\n".replace("  Unknown no\n", "")
+    )
+    settings = {"ssh_config": config, "known_hosts": (known_hosts,)}
+    assert (await greet(Host(name="box"), **settings))["home"] == str(plain_host.home)
+    assert "Accepted publickey" in gate.journal()
+    error = await failure(Host(name="proxied"), **settings)
+    assert error.stage is Stage.RESOLVE
+    assert "ProxyCommand" in error.reason
+    assert not (tmp_path / "pwned").exists()
+
+
+async def test_forty_logins_at_once_stay_within_the_servers_limits(
+    sshd_host: Callable[..., SshdHost], connect_options: ConnectOptions
+) -> None:
+    known = sshd_host("crowded", config=["MaxStartups 8:100:8"])
+    crowd = [dataclasses.replace(known.host, name=f"c{i}") for i in range(40)]
+    async with Fleet(Inventory(hosts={host.name: host for host in crowd}), connect_options) as fleet:
+        sessions = await fleet.connect(host.name for host in crowd)
+        assert not [session for session in sessions.values() if not isinstance(session, Session)]
+    assert "drop connection" not in known.journal()
