@@ -1,0 +1,193 @@
+"""probe and plan: which inventory counts, what is shown and saved, how each end is told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from gpulayer.cli.places import inventory_path
+from gpulayer.spec import schemas
+from tests.cli.command import ROOT, Commander
+
+CASES = ROOT / "tests" / "cases"
+HELLO = "version: 1\nname: demo\njobs:\n  hello: {accelerator: cpu, command: [python, -c, 'print(1)']}\n"
+NOWHERE = "version: 1\nname: demo\njobs:\n  big: {accelerator: cpu, resources: {memory_gb: 100000}, command: 'true'}\n"
+
+
+def holds(value: Any, name: str) -> None:
+    errors = [error.message for error in jsonschema_rs.Draft202012Validator(schemas.schema(name)).iter_errors(value)]
+    assert not errors
+
+
+def inventory_of(*names: str) -> str:
+    return "version: 1\nhosts:\n" + "".join(f"  {name}: {{transport: local}}\n" for name in names)
+
+
+def cases(gpulayer: Commander) -> None:
+    for path in CASES.iterdir():
+        shutil.copy(path, gpulayer.folder / path.name)
+
+
+def test_the_cases_come_out_as_expected(gpulayer: Commander) -> None:
+    cases(gpulayer)
+    result = gpulayer("plan", "--facts", "fleet.json", "--json")
+    plan = result.json()
+    assert plan["applicable"] is False
+    jobs = {job["job"]: job for job in plan["jobs"]}
+    expected = json.loads((CASES / "expected.json").read_text(encoding="utf-8"))
+    assert jobs.keys() == expected.keys()
+    for name, wanted in expected.items():
+        verdict = plan["shapes"][jobs[name]["shape"]]
+        assert sorted(verdict["fits"]) == sorted(wanted["fits"]), name
+        for host, codes in wanted["refused"].items():
+            found = {entry["code"] for entry in verdict["refusals"] if host in entry["hosts"]}
+            assert set(codes) <= found, (name, host)
+        assert wanted.get("accelerator", jobs[name]["accelerator"]) == jobs[name]["accelerator"]
+    assert result.code == 4  # `gone` might have taken what fits nowhere
+    assert not (gpulayer.folder / ".gpulayer" / "plan.json").exists()
+
+
+def test_a_plan_for_people_fits_in_80_columns_and_says_why_not(gpulayer: Commander) -> None:
+    cases(gpulayer)
+    shown = gpulayer.on_terminal("plan", "--facts", "fleet.json", "--no-color").out
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert "placement: 8 run, 3 queue, 4 refuse" in shown
+    piped = gpulayer("plan", "--facts", "fleet.json").out
+    assert "needs 150 GiB of GPU memory, and 10.67 GiB to 144 GiB of unified memory shared with the CPU" in piped
+    assert "cannot be applied" in piped
+
+
+def test_many_alike_jobs_are_folded_and_all_shows_them(gpulayer: Commander) -> None:
+    cases(gpulayer)
+    jobs = "".join(f"  j{n}: {{accelerator: cuda, command: 'true'}}\n" for n in range(100))
+    gpulayer.write("jobs.yaml", f"version: 1\njobs:\n{jobs}")
+    few = gpulayer("plan", "--facts", "fleet.json").out
+    assert len(few.splitlines()) < 20
+    assert "queue (95 jobs)" in few
+    everything = gpulayer("plan", "--facts", "fleet.json", "--all").out
+    assert sum(line.startswith("j") for line in everything.splitlines()) == 100
+
+
+def test_the_inventory_is_looked_for_in_order(gpulayer: Commander, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(gpulayer.home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("GPULAYER_INVENTORY", raising=False)
+    monkeypatch.chdir(gpulayer.folder)
+    silent = argparse.Namespace(inventory=None)
+    assert inventory_path(silent) is None
+    config = gpulayer.home / ".config" / "gpulayer" / "inventory.yaml"
+    config.parent.mkdir(parents=True)
+    config.touch()
+    assert inventory_path(silent) == config
+    gpulayer.write("inventory.yaml", "")
+    assert inventory_path(silent) == Path("inventory.yaml")
+    monkeypatch.setenv("GPULAYER_INVENTORY", "env.yaml")
+    assert inventory_path(silent) == Path("env.yaml")
+    assert inventory_path(argparse.Namespace(inventory="flag.yaml")) == Path("flag.yaml")
+
+
+def test_without_an_inventory_it_is_this_machine_alone_and_a_line_says_so(gpulayer: Commander) -> None:
+    gpulayer.write("jobs.yaml", HELLO)
+    result = gpulayer("plan", "--json")
+    assert [host["name"] for host in result.json()["hosts"]] == ["local"]
+    assert "no inventory: this machine alone" in result.err
+
+
+def test_probe_tells_what_is_there_and_what_is_not_reached(gpulayer: Commander) -> None:
+    gpulayer.write(
+        "inventory.yaml",
+        "version: 1\nhosts:\n"
+        "  here: {transport: local, expect: {accelerator: mps, count: 1}}\n"
+        "  gone: {address: 127.0.0.1, port: 1}\n",
+    )
+    result = gpulayer("probe", "--framework", "torch")
+    assert result.code == 4
+    assert "here  cpu:0 " in result.out
+    assert "torch.distributed.gloo" in result.out
+    assert "gone: not reached: " in result.out
+    assert "here: the inventory expects" in result.err
+    document = gpulayer("probe", "--json", "here", "--framework", "torch").json()
+    assert [host["name"] for host in document["hosts"]] == ["here"]
+    holds(document["hosts"][0]["report"], "probe")
+
+
+def test_an_unknown_host_is_wrong_usage(gpulayer: Commander) -> None:
+    gpulayer.write("inventory.yaml", inventory_of("here"))
+    result = gpulayer("probe", "her")
+    assert (result.code, result.out) == (2, "")
+    assert "'her'" in result.err
+
+
+@pytest.mark.parametrize("words", [("plan",), ("plan", "--json"), ("apply", "jobs.yaml"), ("validate",)])
+def test_a_broken_document_is_2_with_line_and_column(gpulayer: Commander, words: tuple[str, ...]) -> None:
+    gpulayer.write("jobs.yaml", HELLO.replace("cpu", "cpo"))
+    result = gpulayer(*words)
+    assert (result.code, result.out) == (2, "")
+    assert "jobs.yaml:4:24: accelerator: 'cpo' is not one of" in result.err
+    assert "did you mean 'cpu'?" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_host_that_is_not_in_the_inventory_is_found_before_anything_connects(gpulayer: Commander) -> None:
+    gpulayer.write("inventory.yaml", "version: 1\nhosts:\n  there: {address: 127.0.0.1, port: 1}\n")
+    gpulayer.write("jobs.yaml", HELLO.replace("cpu,", "cpu, where: {hosts: [ther]},"))
+    for words in (("plan",), ("validate",)):
+        result = gpulayer(*words)
+        assert result.code == 2
+        assert "did you mean 'there'?" in result.err
+
+
+def test_a_plan_is_saved_for_this_user_alone(gpulayer: Commander) -> None:
+    gpulayer.write("jobs.yaml", HELLO)
+    result = gpulayer("plan", "--json")
+    assert result.code == 0
+    path = gpulayer.folder / ".gpulayer" / "plan.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_bytes()) == result.json()
+    assert [job["action"] for job in result.json()["jobs"]] == ["run"]
+    gpulayer("plan", "-o", "mine.json")
+    assert json.loads((gpulayer.folder / "mine.json").read_bytes())["project"] == "demo"
+
+
+def test_what_fits_nowhere_is_3_and_what_might_fit_on_a_silent_host_is_4(gpulayer: Commander) -> None:
+    gpulayer.write("jobs.yaml", NOWHERE)
+    gpulayer.write("inventory.yaml", inventory_of("here"))
+    assert gpulayer("plan").code == 3
+    gpulayer.write("inventory.yaml", inventory_of("here") + "  gone: {address: 127.0.0.1, port: 1}\n")
+    result = gpulayer("plan")
+    assert result.code == 4
+    assert "refused: big" in result.out
+    gpulayer.write("jobs.yaml", HELLO)
+    result = gpulayer("plan")
+    assert result.code == 0
+    assert "warning: not reached: gone" in result.out
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"schema": "gpulayer.fleet/1", "hosts": [{"name": 1}]}'])
+def test_facts_that_do_not_hold_are_said(gpulayer: Commander, content: str) -> None:
+    gpulayer.write("jobs.yaml", HELLO)
+    gpulayer.write("fleet.json", content)
+    result = gpulayer("plan", "--facts", "fleet.json")
+    assert (result.code, result.out) == (2, "")
+    assert "fix:" in result.err
+
+
+def test_text_of_a_host_is_escaped_in_the_table(gpulayer: Commander) -> None:
+    fleet = json.loads((CASES / "fleet.json").read_text(encoding="utf-8"))
+    for host in fleet["hosts"]:
+        host["error"] = "\x1b]0;pwn\x07\x9b31m\u202e" if not host["reached"] else None
+        for device in (host["report"] or {"devices": []})["devices"]:
+            device["id"] += "\x9b31m\u202e"
+    gpulayer.write("fleet.json", json.dumps(fleet))
+    shutil.copy(CASES / "jobs.yaml", gpulayer.folder)
+    for words in ((), ("--json",)):
+        result = gpulayer("plan", "--facts", "fleet.json", *words)
+        assert result.code == 4
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(result.out + result.err)

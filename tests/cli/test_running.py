@@ -1,0 +1,242 @@
+"""apply and all that comes after it, as real processes on this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import IO, Any
+
+import pytest
+
+from gpulayer.cli.live import HINTS
+from tests.cli.command import Commander
+from tests.cli.test_planning import holds
+
+JOBS = """\
+version: 1
+name: story
+jobs:
+  good: {accelerator: cpu, command: "echo one; printf two", outputs: ["*.txt"]}
+  bad: {accelerator: cpu, command: "echo '::error::no'; exit 3"}
+  late:
+    accelerator: cpu
+    command: |
+      echo ready
+      while [ ! -e "$GO" ]; do sleep 0.05; done
+      echo gone
+    env: {GO: GOFILE}
+"""
+
+
+@pytest.fixture
+def story(gpulayer: Commander) -> Commander:
+    """A project whose job `late` ends when the file `go` is there; four slots that nobody else takes."""
+    leases = gpulayer.home / "leases"
+    gpulayer.write(
+        "inventory.yaml", f"version: 1\nhosts:\n  here: {{transport: local, max_jobs: 4, lease_dir: {leases}}}\n"
+    )
+    gpulayer.write("jobs.yaml", JOBS.replace("GOFILE", str(gpulayer.folder / "go")))
+    return gpulayer
+
+
+def go(story: Commander) -> None:
+    (story.folder / "go").touch()
+
+
+def wait_for(stream: IO[bytes], text: bytes) -> bytes:
+    """Read lines until one holds `text`; the stream's end before that is a failure."""
+    seen = b""
+    for line in iter(stream.readline, b""):
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"{text!r} never came, but {seen!r}")
+
+
+def statuses(story: Commander) -> dict[str, Any]:
+    document = story("status", "--json").json()
+    holds(document, "status")
+    return {run["job"]: (run["status"], run["code"]) for run in document["runs"]}
+
+
+def test_a_story_from_plan_to_fetch(story: Commander) -> None:
+    go(story)
+    assert story("plan").code == 0
+    applied = story("apply")
+    assert applied.code == 1
+    assert {"good | one", "good | two", "bad | ::error::no", "late | ready", "late | gone"} <= set(
+        applied.out.splitlines()
+    )
+    assert "bad  here  exited 3" in applied.out
+    assert "ended: 2 succeeded, 1 failed" in applied.out
+    assert statuses(story) == {"good": ("exited", 0), "bad": ("exited", 3), "late": ("exited", 0)}
+
+    again = story("apply")
+    assert again.code == 1
+    assert "started" not in again.err
+    assert "ended: 2 up to date, 1 failed" in again.out
+
+    (story.folder / "deeper").mkdir()
+    story.folder /= "deeper"  # commands after the fact look upward
+    assert story("logs", "good").out == "good | one\ngood | two\n"
+    assert story("logs", "good", "--raw").out == "one\ntwo"
+    events = story("logs", "good", "--json").events()
+    assert "".join(event["text"] for event in events if event["event"] == "output") == "one\ntwo"
+    assert "exited 3" in story("status").out
+    assert story("fetch", "good").code == 0
+    assert "slots taken" in story("status", "--hosts").out
+    assert story("status", "--hosts", "--json").json()["hosts"][0]["name"] == "here"
+    assert story("logs", "nobody").code == 2
+
+
+def test_json_of_apply_is_one_event_a_line_and_nothing_else(story: Commander) -> None:
+    go(story)
+    result = story("apply", "jobs.yaml", "--yes", "--json")
+    assert result.code == 1
+    for event in result.events():
+        holds(event, "event")
+    assert result.events()[-1]["event"] == "summary"
+    assert result.events()[-1]["exit_code"] == 1
+
+
+def test_without_a_terminal_nothing_is_asked_and_nothing_started(story: Commander) -> None:
+    result = story("apply", "jobs.yaml")
+    assert result.code == 2
+    assert "--yes" in result.err
+    assert statuses(story) == {}
+
+
+def test_the_question_is_answered_on_a_terminal(story: Commander) -> None:
+    go(story)
+    refused = story.on_terminal("apply", "jobs.yaml", typed="n\n")
+    assert refused.code == 6
+    assert "[y/N]" in refused.out
+    assert statuses(story) == {}
+    agreed = story.on_terminal("apply", "jobs.yaml", typed="y\n")
+    assert agreed.code == 1
+    assert statuses(story)["good"] == ("exited", 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interruption_detaches_and_attach_goes_on(story: Commander, number: signal.Signals) -> None:
+    process = story.start("apply", "jobs.yaml", "--yes", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    wait_for(process.stdout, b"late | ready")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert HINTS in err.decode()
+    assert "Traceback" not in err.decode()
+    assert statuses(story)["late"] == ("running", None)
+    go(story)
+    attached = story("attach")
+    assert "late | gone" in attached.out
+    assert statuses(story)["late"] == ("exited", 0)
+    log = next((story.folder / ".gpulayer" / "runs").glob("late-*/output.log"))
+    assert log.read_bytes() == b"ready\ngone\n"
+
+
+def test_a_reader_that_leaves_detaches_without_a_trace(story: Commander) -> None:
+    process = story.start("apply", "jobs.yaml", "--yes", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    wait_for(process.stdout, b"late | ready")
+    process.stdout.close()
+    go(story)
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=30) == 130
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+    assert story("attach").code in {0, 1}
+    assert statuses(story)["late"] == ("exited", 0)
+
+
+def test_detach_returns_and_cancel_ends_what_runs(story: Commander) -> None:
+    detached = story("apply", "jobs.yaml", "--yes", "--detach")
+    assert detached.code == 0
+    assert "gpulayer attach" in detached.err
+    story.write("jobs.yaml", "version: 1\njobs: {")  # being edited
+    cancelled = story("cancel", "late")
+    assert cancelled.code == 0
+    assert "late: cancelled" in cancelled.err
+    assert statuses(story)["late"] == ("cancelled", None)
+    assert story("cancel").code == 2
+    assert story("cancel", "--all").code == 0
+
+
+def test_logs_follow_to_the_end(story: Commander) -> None:
+    assert story("apply", "jobs.yaml", "--yes", "--detach").code == 0
+    process = story.start("logs", "late", "-f", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    wait_for(process.stdout, b"late | ready")
+    go(story)
+    out, _ = process.communicate(timeout=30)
+    assert out == b"late | gone\n"
+    assert process.returncode == 0
+
+
+def test_a_changed_document_makes_the_plan_stale(story: Commander) -> None:
+    assert story("plan").code == 0
+    story.write("jobs.yaml", (story.folder / "jobs.yaml").read_text(encoding="utf-8") + "# changed\n")
+    result = story("apply")
+    assert result.code == 5
+    assert "jobs.yaml: was changed" in result.err
+    assert statuses(story) == {}
+
+
+def test_what_cannot_be_placed_starts_nothing_unless_partial(story: Commander) -> None:
+    go(story)
+    text = (story.folder / "jobs.yaml").read_text(encoding="utf-8")
+    story.write("jobs.yaml", f"{text}  big: {{accelerator: cpu, resources: {{cpus: 9999}}, command: 'true'}}\n")
+    result = story("apply", "jobs.yaml", "--yes")
+    assert result.code == 3
+    assert "nothing was started" in result.err
+    assert statuses(story) == {}
+    assert story("apply").code == 3
+    assert statuses(story) == {}
+    partial = story("apply", "jobs.yaml", "--yes", "--partial")
+    assert partial.code == 3
+    assert "1 refused" in partial.out
+    assert statuses(story)["good"] == ("exited", 0)
+
+
+def test_failed_jobs_run_again_only_when_asked(story: Commander) -> None:
+    go(story)
+    assert story("apply", "jobs.yaml", "--yes").code == 1
+    assert "only with --retry-failed" in story("plan").out
+    again = story("apply", "--retry-failed", "--yes")
+    assert again.code == 1
+    assert "bad: started on here" in again.err
+    assert "good: started" not in again.err
+    assert "name the jobs file" in story("apply", ".gpulayer/plan.json", "--retry-failed").err
+
+
+def test_secrets_are_masked_on_the_screen_and_must_be_set(story: Commander) -> None:
+    story.write(
+        "jobs.yaml", "version: 1\njobs:\n  leak: {accelerator: cpu, secrets: [TOKEN], command: 'echo \"<$TOKEN>\"'}\n"
+    )
+    unset = story("apply", "jobs.yaml", "--yes")
+    assert unset.code == 2
+    assert "export TOKEN" in unset.err
+    story.extra["TOKEN"] = "s3cr3t-value"  # noqa: S105 - it guards nothing
+    applied = story("apply", "jobs.yaml", "--yes")
+    assert applied.code == 0
+    assert "leak | <***>" in applied.out
+    assert "s3cr3t" not in applied.out + applied.err
+    assert story("logs", "leak").out == "leak | <***>\n"
+
+
+def test_a_broken_plan_or_none_is_said(story: Commander) -> None:
+    result = story("apply")
+    assert result.code == 2
+    assert "fix:" in result.err
+    story("plan")
+    (story.folder / ".gpulayer" / "plan.json").write_text('{"schema": "gpulayer.plan/1"}', encoding="utf-8")
+    for words in (("apply",), ("status",), ("attach",)):
+        result = story(*words)
+        assert (result.code, result.out) == (2, "")
+        assert "fix:" in result.err
+        assert "Traceback" not in result.err
