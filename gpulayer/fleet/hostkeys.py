@@ -14,8 +14,8 @@ from asyncssh import SSHKey
 from asyncssh.known_hosts import SSHKnownHosts
 
 from gpulayer.errors import HostError, Stage
+from gpulayer.fleet.sshconfig import DEFAULT_PORT
 
-DEFAULT_PORT = 22
 KINDS = (
     *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
     *("rsa-sha2-512", "rsa-sha2-256", "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com"),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulayer.errors import HostError, Stage
-from gpulayer.fleet.hostkeys import DEFAULT_PORT
 from gpulayer.fleet.process import login_environment
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.spec.inventory import Host, TransportKind
@@ -25,6 +24,7 @@ from gpulayer.spec.inventory import Host, TransportKind
 _ADDRESS = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,254}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,254}\$?")
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+DEFAULT_PORT = 22
 _PATIENCE = 20.0
 
 

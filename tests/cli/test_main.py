@@ -35,6 +35,12 @@ def test_help_imports_nothing_slow(words: tuple[str, ...]) -> None:
     assert done.stdout.endswith("slow: []\n")
 
 
+def test_a_fleet_of_local_hosts_never_loads_asyncssh() -> None:
+    program = "import sys, gpulayer.cli.running, gpulayer.cli.afterwards; print('asyncssh' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_version_is_one_line(gpulayer: Commander) -> None:
     assert gpulayer("--version").out == f"gpulayer {package.__version__}\n"
 
