@@ -13,6 +13,7 @@ import gpulayer as package
 from gpulayer.cli import arguments
 from gpulayer.cli.main import COMMANDS
 from gpulayer.errors import ExitCode
+from gpulayer.spec.support import Framework
 from tests.cli.command import ROOT, Commander
 
 SLOW = ("asyncio", "asyncssh", "rich", "jsonschema", "jsonschema_rs", "yaml", "sqlite3", "importlib.metadata")
@@ -57,6 +58,13 @@ def test_every_command_has_a_function_and_every_option_an_explanation() -> None:
 def test_help_knows_every_exit_code() -> None:
     codes = {int(code) for code in re.findall(r"(?:^|  )(\d+) ", arguments.EPILOG, re.MULTILINE)}
     assert codes == set(ExitCode)
+
+
+def test_words_of_the_grammar_are_those_of_their_owners() -> None:
+    assert set(arguments.FRAMEWORKS) == set(Framework)
+    assert {f"{name}.schema.json" for name in arguments.SCHEMAS} == {
+        path.name for path in (ROOT / "schemas").glob("*.schema.json")
+    }
 
 
 @pytest.mark.parametrize(

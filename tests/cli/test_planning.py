@@ -39,6 +39,7 @@ def test_the_cases_come_out_as_expected(gpulayer: Commander) -> None:
     cases(gpulayer)
     result = gpulayer("plan", "--facts", "fleet.json", "--json")
     plan = result.json()
+    holds(plan, "plan")
     assert plan["applicable"] is False
     jobs = {job["job"]: job for job in plan["jobs"]}
     expected = json.loads((CASES / "expected.json").read_text(encoding="utf-8"))
