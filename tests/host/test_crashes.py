@@ -170,7 +170,7 @@ def test_a_killed_leader_is_a_signal_and_its_children_end_too(agents: Agents, tm
 
 def test_a_reboot_is_lost_and_starts_nothing_again(agents: Agents, tmp_path: Path) -> None:
     agent = agents()
-    journal, spec = journaled(tmp_path, "sleep 1000")
+    journal, spec = journaled(tmp_path, "exec sleep 1000")
     agent.launch(spec)
     wait_until(lambda: starts(journal) == 1)
     record = agent.record(spec["run"])

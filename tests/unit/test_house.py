@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import sys
@@ -89,6 +90,7 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -265,36 +267,31 @@ def test_strangers_are_recognised() -> None:
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
-def asserting_names() -> set[str]:
-    """Functions under tests/ that assert, raise AssertionError or expect an error, themselves or through each other."""
-    functions = {
-        node.name: node
-        for path in TESTS
+@functools.cache
+def functions(path: Path) -> list[tuple[str, int, bool, set[str]]]:
+    """Every function of a file: its name, its line, whether it asserts by itself, and what it calls."""
+    return [
+        (
+            node.name,
+            node.lineno,
+            any(isinstance(part, ast.Assert) for part in ast.walk(node)),
+            {called_name(part) for part in ast.walk(node) if isinstance(part, ast.Call)},
+        )
         for node in ast.walk(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    found = {"raises", "warns", "fail"}
-    while more := {name for name, node in functions.items() if name not in found and asserts(node, found)}:
-        found |= more
-    return found
-
-
-def asserts(function: ast.AST, asserting: set[str]) -> bool:
-    return any(
-        isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and called_name(node) in asserting)
-        for node in ast.walk(function)
-    )
+    ]
 
 
 def test_every_test_asserts_something() -> None:
-    asserting = asserting_names()
+    asserting = {"raises", "warns", "fail"}
+    below = [(name, asserts, called) for path in TESTS for name, _, asserts, called in functions(path)]
+    while more := {name for name, asserts, called in below if asserts or called & asserting} - asserting:
+        asserting |= more
     silent = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in TESTS
-        for node in ast.walk(parse(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not asserts(node, asserting)
+        for name, line, asserts, called in functions(path)
+        if name.startswith("test_") and not asserts and not called & asserting
     ]
     assert not silent
 
