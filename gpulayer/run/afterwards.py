@@ -23,6 +23,7 @@ from gpulayer.run.work import Step, Work, outcome_of
 
 STATUS_SCHEMA: Final = "gpulayer.status/1"
 ASKED_AT_ONCE: Final = 1000  # run ids in one question: a frame's header holds them
+UNDER_WAY: Final = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds in which a launch that was announced arrives
 CHUNK: Final = 256 * 2**10
 
 
@@ -136,11 +137,8 @@ class Afterwards:
         if run.status in states.FINAL or not run.host:
             self.reporter.status(run)
         else:
-            by = f"{getpass.getuser()}@{socket.gethostname()}"
             try:
-                await follower.links.insist(
-                    run.host, lambda session: session.request("cancel", run=run.run, grace=grace, by=by)
-                )
+                await self._send_cancel(run, follower.links, grace)
                 state = await follower.follow(run)
                 work.run = state.run
                 await follower.collect(state)
@@ -150,6 +148,20 @@ class Afterwards:
                     self.reporter.status(work.run)
                 self.reporter.warn(str(error), run=run)
         work.outcome = outcome_of(work.run)
+
+    async def _send_cancel(self, run: KnownRun, links: Links, grace: float | None) -> None:
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        for pause in (*UNDER_WAY, None):
+            try:
+                await links.insist(
+                    run.host, lambda session: session.request("cancel", run=run.run, grace=grace, by=by)
+                )  # fmt: skip
+            except AgentError as error:
+                if error.code != "unknown_run" or run.status != states.LAUNCHING or pause is None:
+                    raise
+                await asyncio.sleep(pause)  # another process has said that it launches it, and is about to
+            else:
+                return
 
     async def logs(self, run: KnownRun, *, follow: bool) -> None:
         """Report a run's output from its beginning: what is here, then what its host has, with `follow` to its end."""

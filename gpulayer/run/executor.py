@@ -28,6 +28,8 @@ from gpulayer.run.work import Outcome, Step, Work, exit_code, outcome_of
 TICK: Final = 1.0  # seconds between looks at what other processes dropped from the queue
 POLLS: Final = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between questions whether somebody else's lease is gone
 BUSY: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds until a job is tried again that a host was too busy for
+GONE: Final = "a host that does not answer"
+MANY: Final = 1_000_000  # more CPU slots than any host has
 AT_ONCE: Final = 64  # finished runs whose logs and outputs are caught up with at the same time
 
 
@@ -131,7 +133,7 @@ class Executor:
     def _fits(self, shape: str) -> frozenset[str]:
         if shape not in self._allowed:
             fits = self.plan.shapes[shape].fits if self.plan else ()
-            self._allowed[shape] = frozenset(fits).intersection(self.views) - self._gone
+            self._allowed[shape] = frozenset(fits).intersection(self.views)
         return self._allowed[shape]
 
     def _launch(self, group: asyncio.TaskGroup, starting: Sequence[tuple[Work, Start]]) -> None:
@@ -244,7 +246,7 @@ class Executor:
         work.run = replace(work.run, status=states.UNKNOWN, reason=str(error))
         work.outcome = Outcome.UNKNOWN
         if isinstance(error, HostError):
-            self._lose(error.host)
+            self._lose(work.run.host)
         self.reporter.status(work.run)
 
     async def _put_back(self, work: Work, answer: Busy) -> None:
@@ -270,21 +272,20 @@ class Executor:
             self._wake.set()
 
     def _lose(self, host: str) -> None:
-        """Give a host up: nothing that waits is started there any more."""
-        if host in self._gone:
-            return
+        """Give a host up: to what waits, all that it has is taken."""
         self._gone.add(host)
-        self._allowed.clear()
-        for work in list(self._waiting.values()):
-            self.queue.remove(work.run.job)
-            self._enqueue(work)
+        view = self.views[host]
+        devices = view.facts.devices if view.facts else ()
+        self.packing.observe(
+            replace(view, holders=dict.fromkeys((device.id for device in devices), GONE), slots_held=MANY)
+        )
 
     def _held_by_others(self) -> set[str]:
         """Return the hosts where a lease that is none of this command's keeps a job waiting."""
         ours = {work.run.run for work in self.works if work.run.job in self._placed}
         hosts = {host for shape in {work.shape for work in self._waiting.values()} for host in self._fits(shape)}
         return {
-            host for host in hosts
+            host for host in hosts - self._gone
             if self.views[host].slots_held or not ours.issuperset(self.views[host].holders.values())
         }  # fmt: skip
 

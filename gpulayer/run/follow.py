@@ -29,7 +29,7 @@ from gpulayer.run.events import (
     now,
     status_event,
 )
-from gpulayer.run.replies import Reader, RunState, run_state
+from gpulayer.run.replies import BadReplyError, Reader, RunState, run_state
 from gpulayer.run.store import Store
 
 TAIL: Final = 4096  # bytes before the offset that host and follower compare
@@ -116,7 +116,7 @@ class Links:
             try:
                 result = await step(await self.fleet.session(host, deadline=max(left, 0.0)))
             except HostError as error:
-                if (pause := self._silent(error)) is None:
+                if (pause := self._silent(host, error)) is None:
                     raise
                 await asyncio.sleep(pause)
             else:
@@ -128,15 +128,15 @@ class Links:
         if self._lost.pop(host, None) is not None:
             self.reporter.say(Event(event=LINK_BACK, at=now(), host=host))
 
-    def _silent(self, error: HostError) -> float | None:
+    def _silent(self, host: str, error: HostError) -> float | None:
         """Note that a host does not answer; return the seconds until it is asked again, None when patience ends."""
-        silence = self._lost.get(error.host)
-        if silence is None:
-            silence = self._lost[error.host] = _Silence(since=time.monotonic())
-            self.reporter.say(Event(event=LINK_LOST, at=now(), host=error.host, detail={"error": str(error)}))
-        elif time.monotonic() - silence.since >= self.patience:
+        silence = self._lost.get(host)
+        if isinstance(error, BadReplyError) or error.stage in HOPELESS:
             return None
-        if error.stage in HOPELESS:
+        if silence is None:
+            silence = self._lost[host] = _Silence(since=time.monotonic())
+            self.reporter.say(Event(event=LINK_LOST, at=now(), host=host, detail={"error": str(error)}))
+        elif time.monotonic() - silence.since >= self.patience:
             return None
         pause = PAUSES[min(silence.attempts, len(PAUSES) - 1)]
         silence.attempts += 1

@@ -18,6 +18,19 @@ HOST_WORDS: Final = frozenset(states.MOVES) - {states.QUEUED, states.UNKNOWN}
 MOST: Final = 2**53  # the largest whole number that JSON carries exactly everywhere
 
 
+class BadReplyError(HostError):
+    """A host answers, but not as the protocol says: asking it again changes nothing."""
+
+    def __init__(self, host: str, what: str) -> None:
+        """Say `what` of the answer does not hold."""
+        super().__init__(
+            host,
+            Stage.PROTOCOL,
+            what,
+            fix="look at the host: another program may answer in the agent's place, or its state folder may be damaged",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """A run as its host tells it; `log_size` is bytes so far, None where the host does not know."""
@@ -29,7 +42,7 @@ class RunState:
 
 
 def run_state(host: str, state: object) -> RunState:
-    """Read one state of docs/protocol.md; HostError (stage protocol) names the field that does not hold."""
+    """Read one state of docs/protocol.md; BadReplyError names the field that does not hold."""
     reader = Reader(host, state)
     status = reader.text("status")
     if status not in HOST_WORDS:
@@ -62,12 +75,12 @@ class Reader:
         """`document` is what came; only an object is taken."""
         self._host = host
         if not isinstance(document, Mapping):
-            raise HostError(host, Stage.PROTOCOL, "the agent's answer is not an object", fix=FIX)
+            raise BadReplyError(host, "the agent's answer is not an object")
         self._document: Mapping[str, Any] = document
 
-    def bad(self, key: str) -> HostError:
+    def bad(self, key: str) -> BadReplyError:
         """Return the error for a key whose value does not hold."""
-        return HostError(self._host, Stage.PROTOCOL, f"the agent's answer has no usable {key!r}", fix=FIX)
+        return BadReplyError(self._host, f"the agent's answer has no usable {key!r}")
 
     def get(self, key: str) -> Any:  # noqa: ANN401  # what a host says has any type
         """Return the raw value, None where it is missing."""
@@ -124,6 +137,3 @@ class Reader:
         if not isinstance(value, list):
             raise self.bad(key)
         return value
-
-
-FIX: Final = "look at the host: another program may answer in the agent's place, or its state folder may be damaged"

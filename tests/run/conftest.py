@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,14 @@ def trio(sshd_host: Callable[..., SshdHost]) -> dict[str, SshdHost]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, trio: dict[str, SshdHost], connect_options: ConnectOptions) -> Project:
+async def project(
+    tmp_path: Path, trio: dict[str, SshdHost], connect_options: ConnectOptions
+) -> AsyncIterator[Project]:  # fmt: skip
     """A project on the three hosts; no two tests share a name, so that none sees another's runs."""
     folder = tmp_path / f"project-{next(_NUMBERS)}"
     folder.mkdir()
-    return Project(
+    project = Project(
         folder=folder, hosts=dict(trio), options=connect_options, extra={name: {"max_jobs": 2} for name in trio}
     )
+    yield project
+    await project.close()

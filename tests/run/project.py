@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpulayer.fleet.session import Fleet
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.placement.plan import Plan
 from gpulayer.run import api
@@ -34,6 +35,7 @@ class Project:
     hosts: dict[str, SshdHost]
     options: ConnectOptions
     extra: dict[str, Any]  # more keys of hosts, by host name
+    fleets: list[Fleet] = field(default_factory=list)  # the last one is open, unless the inventory has changed since
 
     @property
     def name(self) -> str:
@@ -42,6 +44,19 @@ class Project:
     @property
     def paths(self) -> Paths:
         return Paths(self.folder)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The connections that one test shares, to the inventory as it was written last."""
+        inventory = self.inventory
+        if not self.fleets or self.fleets[-1].inventory != inventory:
+            self.fleets.append(Fleet(inventory, self.options))
+        return self.fleets[-1]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for fleet in self.fleets:
+            await fleet.close()
 
     @property
     def inventory(self) -> Inventory:
@@ -53,27 +68,28 @@ class Project:
 
     def write(self, jobs: dict[str, dict[str, Any]], **defaults: Any) -> None:
         """Write jobs.yaml (YAML holds JSON) and inventory.yaml."""
-        document = {"version": 1, "name": self.name, "defaults": {"accelerator": "cpu", **defaults}, "jobs": jobs}
+        defaults = {"accelerator": "cpu", "timeout": "2m", **defaults}  # no job outlives a test that fails
+        document = {"version": 1, "name": self.name, "defaults": defaults, "jobs": jobs}
         (self.folder / "jobs.yaml").write_text(json.dumps(document))
         entries = {name: host.entry | self.extra.get(name, {}) for name, host in self.hosts.items()}
         (self.folder / "inventory.yaml").write_text(json.dumps({"version": 1, "hosts": entries}))
 
     async def plan(self, **options: Any) -> Plan:
-        return await api.plan(self.jobs, self.inventory, options=self.options, **options)
+        return await api.plan(self.jobs, self.inventory, fleet=self.fleet, **options)
 
     async def apply(self, plan: Plan | None = None, **options: Any) -> list[Event]:
         """Plan where no plan is given, carry it out, and return all events."""
         decided = plan or await self.plan()
-        events = api.apply(decided, self.jobs, self.inventory, options=self.options, **options)
+        events = api.apply(decided, self.jobs, self.inventory, fleet=self.fleet, **options)
         return [event async for event in events]
 
     async def attach(self, plan: Plan | None, **options: Any) -> list[Event]:
-        events = api.attach(self.jobs, self.inventory, plan, options=self.options, **options)
+        events = api.attach(self.jobs, self.inventory, plan, fleet=self.fleet, **options)
         return [event async for event in events]
 
     async def cancel(self, jobs: Sequence[str] | None, **options: Any) -> list[Event]:
         events = api.cancel(
-            self.folder, self.inventory, jobs, project=self.name, options=self.options, **options
+            self.folder, self.inventory, jobs, project=self.name, fleet=self.fleet, **options
         )  # fmt: skip
         return [event async for event in events]
 

@@ -14,7 +14,9 @@ from gpulayer.run.api import apply
 from gpulayer.run.store import Store
 from tests.run.project import STARTED, Project, output, summary, words
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "event.schema.json").read_text())
+EVENT = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parents[2] / "schemas" / "event.schema.json").read_text())
+)
 
 
 async def test_twelve_jobs_run_and_then_all_is_up_to_date(project: Project) -> None:
@@ -31,7 +33,7 @@ async def test_twelve_jobs_run_and_then_all_is_up_to_date(project: Project) -> N
         assert output(events, f"job-{n}") == "".join(f"{i}\n" for i in range(n, 401)).encode()
         assert words(events, f"job-{n}")[-1] == "exited"
     for event in events:
-        jsonschema.validate(event.to_json(), SCHEMA)
+        EVENT.validate(event.to_json())
 
     again = await project.plan()
     assert {job.action for job in again.jobs} == {Action.UP_TO_DATE}
@@ -168,7 +170,7 @@ async def test_an_intent_is_durable_before_its_launch_is_sent(project: Project) 
     project.write({"a": {"command": STARTED}})
     plan = await project.plan()
     seen = []
-    async for event in apply(plan, project.jobs, project.inventory, options=project.options):
+    async for event in apply(plan, project.jobs, project.inventory, fleet=project.fleet):
         if event.event == "launching":
             with Store.open(project.folder) as store:
                 seen += [(run.status, run.host) for run in store.runs(project.name)]

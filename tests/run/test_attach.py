@@ -56,7 +56,7 @@ async def test_kill_9_of_the_controller_then_attach(project: Project) -> None:
 async def leave_when(project: Project, word: str, count: int) -> list[Event]:
     """Apply, and leave as Ctrl-C does as soon as `word` has happened to `count` jobs."""
     seen: list[Event] = []
-    events = api.apply(await project.plan(), project.jobs, project.inventory, options=project.options)
+    events = api.apply(await project.plan(), project.jobs, project.inventory, fleet=project.fleet)
     async with aclosing(events):
         async for event in events:
             seen.append(event)
@@ -69,9 +69,7 @@ async def test_leaving_detaches_and_attach_goes_on_with_the_queue(project: Proje
     project.write({f"job-{n}": {"command": gated(project.folder)} for n in range(8)})
     plan = await project.plan()
     await leave_when(project, "output", 6)
-    statuses = {
-        run.job: run.status for run in await api.status(project.folder, project.inventory, options=project.options)
-    }
+    statuses = {run.job: run.status for run in await api.status(project.folder, project.inventory, fleet=project.fleet)}
     assert sorted(statuses.values()) == ["queued"] * 2 + ["running"] * 6
     release(project)
     assert summary(await project.attach(plan)) == (0, {"succeeded": 8})
@@ -87,7 +85,7 @@ async def test_attach_leaves_the_queue_of_a_stale_plan_alone(project: Project) -
     release(project)
     seen = []
     with pytest.raises(StalePlanError, match=r"jobs\.yaml: was changed"):  # noqa: PT012
-        async for event in api.attach(project.jobs, project.inventory, plan, options=project.options):
+        async for event in api.attach(project.jobs, project.inventory, plan, fleet=project.fleet):
             seen.append(event)  # noqa: PERF401
     assert summary(seen) == (0, {"succeeded": 6})
     assert len(project.starts()) == 6
@@ -122,7 +120,7 @@ async def test_a_cut_link_is_mended_and_nothing_is_lost(project: Project) -> Non
     project.write({f"job-{n}": {"command": gated(project.folder), "where": {"hosts": ["run-one"]}} for n in range(2)})
     seen: list[Event] = []
     cut = False
-    async for event in api.apply(await project.plan(), project.jobs, project.inventory, options=project.options):
+    async for event in api.apply(await project.plan(), project.jobs, project.inventory, fleet=project.fleet):
         seen.append(event)
         if not cut and len({event.job for event in seen if event.event == "output"}) == 2:
             project.hosts["run-one"].cut()
@@ -141,12 +139,12 @@ async def test_a_host_that_stays_away_leaves_its_runs_unknown(project: Project) 
                    "here": {"command": STARTED, "where": {"hosts": ["run-one"]}}})  # fmt: skip
     plan, seen, host = await project.plan(), [], project.hosts["run-three"]
     try:
-        async for event in api.apply(plan, project.jobs, project.inventory, options=project.options, patience=0.5):
+        async for event in api.apply(plan, project.jobs, project.inventory, fleet=project.fleet, patience=0.5):
             seen.append(event)
             if event.event == "output" and host.process is not None:
                 host.stop()
         assert summary(seen) == (4, {"succeeded": 1, "unknown": 1})
-        runs = await api.status(project.folder, project.inventory, options=project.options)
+        runs = await api.status(project.folder, project.inventory, fleet=project.fleet)
         assert {run.job: run.status for run in runs} == {"away": "unknown", "here": "exited"}
         # What cannot be known is never run elsewhere, whatever the plan says.
         project.write({"away": {"command": gated(project.folder)}})
@@ -183,7 +181,7 @@ async def test_cancel_from_elsewhere_ends_what_runs_and_drops_what_waits(project
 async def test_one_apply_at_a_time(project: Project) -> None:
     project.write({"a": {"command": gated(project.folder)}})
     plan = await project.plan()
-    events = api.apply(plan, project.jobs, project.inventory, options=project.options)
+    events = api.apply(plan, project.jobs, project.inventory, fleet=project.fleet)
     async with aclosing(events):
         async for event in events:
             if event.event == "output":
@@ -191,7 +189,7 @@ async def test_one_apply_at_a_time(project: Project) -> None:
         with pytest.raises(UsageError, match="attach"):
             await project.apply(plan)
         seen = []
-        async for event in api.attach(project.jobs, project.inventory, plan, options=project.options):
+        async for event in api.attach(project.jobs, project.inventory, plan, fleet=project.fleet):
             seen.append(event)
             release(project)
         assert summary(seen) == (0, {"succeeded": 1})
@@ -201,18 +199,18 @@ async def test_logs_and_fetch_after_the_fact(project: Project) -> None:
     waits = f"until test -e {project.folder}/gate; do sleep 0.02; done"
     project.write({"a": {"command": f"{STARTED}; echo one > x.txt; echo said; {waits}", "outputs": ["*.txt"]}})
     await leave_when(project, "output", 1)
-    here, inventory, options = project.folder, project.inventory, project.options
-    assert output([event async for event in api.logs(here, inventory, "a", options=options)], "a") == b"said\n"
+    here, inventory, fleet = project.folder, project.inventory, project.fleet
+    assert output([event async for event in api.logs(here, inventory, "a", fleet=fleet)], "a") == b"said\n"
     (run,) = project.runs()
-    fetched = [event async for event in api.fetch(here, inventory, "a", options=options)]
+    fetched = [event async for event in api.fetch(here, inventory, "a", fleet=fleet)]
     assert [event.event for event in fetched] == ["fetched"]
     assert (project.paths.outputs(run) / "x.txt").read_text() == "one\n"
     release(project)
-    followed = [event async for event in api.logs(here, inventory, "a", follow=True, options=options)]
+    followed = [event async for event in api.logs(here, inventory, "a", follow=True, fleet=fleet)]
     assert output(followed, "a") == b"said\n"
     assert words(followed, "a")[-1] == "exited"
     with pytest.raises(UsageError, match="nobody"):
-        await anext(api.logs(here, inventory, "nobody", options=options))
+        await anext(api.logs(here, inventory, "nobody", fleet=fleet))
 
 
 async def test_a_log_that_was_replaced_comes_anew(project: Project) -> None:
@@ -237,7 +235,7 @@ async def test_devices_of_others_are_waited_for(project: Project, tmp_path: Path
     other.folder.mkdir()
     other.write({"late": {"command": STARTED, "where": {"hosts": ["run-one"]}}})
     seen = []
-    async for event in api.apply(await other.plan(), other.jobs, other.inventory, options=other.options):
+    async for event in api.apply(await other.plan(), other.jobs, other.inventory, fleet=other.fleet):
         seen.append(event)
         if event.event == "queued":
             release(project)
@@ -245,6 +243,7 @@ async def test_devices_of_others_are_waited_for(project: Project, tmp_path: Path
     assert words(seen, "late")[0] == "queued"
     with Store.open(other.folder) as store:
         assert [run.status for run in store.runs()] == ["exited"]
+    await other.close()
 
 
 @pytest.mark.parametrize("word", ["launching", "launched"])
@@ -286,3 +285,45 @@ async def test_controllers_that_start_together_start_each_job_once(project: Proj
         assert sum(counts.values()) == 3
     assert set(several[0].starts().values()) == {1}
     assert all(one.logs_are_equal() for one in several)
+    for one in several:
+        await one.close()
+
+
+async def test_the_queue_goes_on_elsewhere_when_a_host_stays_away(project: Project) -> None:
+    project.extra = {name: {"max_jobs": 1} for name in project.hosts}
+    del project.hosts["run-two"]
+    waits = f"{STARTED}; echo here; until test -e {project.folder}/%s; do sleep 0.02; done"
+    project.write({"away": {"command": waits % "never", "where": {"hosts": ["run-three"]}, "timeout": "1m"},
+                   "first": {"command": waits % "gate", "where": {"hosts": ["run-one"]}},
+                   "second": {"command": STARTED}, "third": {"command": STARTED}})  # fmt: skip
+    seen: list[Event] = []
+    host = project.hosts["run-three"]
+    plan = await project.plan()
+    try:
+        async for event in api.apply(plan, project.jobs, project.inventory, fleet=project.fleet, patience=0.3):
+            seen.append(event)
+            if len({event.job for event in seen if event.event == "output"}) == 2 and host.process is not None:
+                host.stop()
+            if event.event == "unknown":
+                release(project)
+    finally:
+        host.start()
+    assert summary(seen) == (4, {"succeeded": 3, "unknown": 1})
+    assert {event.host for event in seen if event.event == "exited"} == {"run-one"}
+    assert summary(await project.cancel(["away"], grace=1.0)) == (1, {"cancelled": 1})
+
+
+async def test_a_job_of_one_of_two_names_for_a_machine(project: Project) -> None:
+    """Two names of one state folder are one host; two folders of one machine share its slots."""
+    one = project.hosts["run-one"]
+    project.hosts = {"run-one": one, "same": one, "sibling": one}
+    project.extra = {name: {"max_jobs": 2} for name in project.hosts}
+    project.extra["sibling"]["state_dir"] = "~/another"
+    project.write({f"job-{n}": {"command": STARTED} for n in range(4)})
+    views = {answer.view.host.name: answer.view for answer in await api.probe(project.inventory, fleet=project.fleet)}
+    assert {name: view.reached for name, view in views.items()} == {"run-one": True, "same": False, "sibling": True}
+    assert "run-one" in (views["same"].error or "")
+    assert views["run-one"].domain == views["sibling"].domain
+    plan = await project.plan()
+    assert [job.action for job in plan.jobs].count(Action.QUEUE) == 2
+    assert summary(await project.apply(plan)) == (0, {"succeeded": 4})

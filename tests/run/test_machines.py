@@ -5,7 +5,7 @@ What the probe sees of the machines is simulated; nothing here is evidence for h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -35,10 +35,14 @@ def machines(
 
 
 @pytest.fixture
-def mixed(tmp_path: Path, machines: dict[str, SshdHost], connect_options: ConnectOptions) -> Project:
+async def mixed(
+    tmp_path: Path, machines: dict[str, SshdHost], connect_options: ConnectOptions
+) -> AsyncIterator[Project]:  # fmt: skip
     folder = tmp_path / f"mixed-{tmp_path.name.strip('_').replace('_', '-')}"[:60]
     folder.mkdir()
-    return Project(folder=folder, hosts=machines, options=connect_options, extra={})
+    project = Project(folder=folder, hosts=machines, options=connect_options, extra={})
+    yield project
+    await project.close()
 
 
 async def test_the_right_job_runs_on_each_machine(mixed: Project) -> None:
@@ -95,7 +99,7 @@ async def test_more_jobs_than_devices_take_turns(mixed: Project) -> None:
 async def test_a_saved_fleet_plans_as_the_fleet_itself(mixed: Project) -> None:
     mixed.write({"apple": {"command": "true", "accelerator": "mps", "framework": "torch"},
                  "none": {"command": "true", "accelerator": "rocm"}})  # fmt: skip
-    surveyed = await api.probe(mixed.inventory, options=mixed.options)
+    surveyed = await api.probe(mixed.inventory, fleet=mixed.fleet)
     document = fleet_document(surveyed)
     saved = await api.plan_against(mixed.jobs, mixed.inventory, document)
     asked = await mixed.plan()
