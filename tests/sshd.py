@@ -130,7 +130,7 @@ class SshdHost:
         """Return the pids of sshd's connections that are open (not of what they started)."""
         if self.process is None:
             return []
-        return [pid for pid in _descendants(self.process.pid) if _name(pid).startswith("sshd")]
+        return [pid for pid in _descendants([self.process.pid]) if _name(pid).startswith("sshd")]
 
     def cut(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to every open connection's sshd: SIGKILL cuts the links, SIGSTOP makes them silent."""
@@ -242,8 +242,13 @@ class Farm:
 
     def close(self) -> None:
         """End every process of the farm and remove its files."""
-        for one in self.hosts.values():
-            one.stop()
+        listeners = [one.process for one in self.hosts.values() if one.process is not None]
+        below = _descendants([process.pid for process in listeners])
+        for process in listeners:
+            process.kill()
+            process.wait()
+        for pid in below:
+            _signal(pid, signal.SIGKILL)
         while left := list(self.marked()):
             for pid in left:
                 _signal(pid, signal.SIGKILL)
@@ -288,7 +293,7 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _descendants(root: int) -> list[int]:
+def _descendants(roots: Sequence[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -297,7 +302,7 @@ def _descendants(root: int) -> list[int]:
             continue
         children.setdefault(parent, []).append(int(folder.name))
     found: list[int] = []
-    waiting = [root]
+    waiting = list(roots)
     while waiting:
         below = children.get(waiting.pop(), [])
         found += below

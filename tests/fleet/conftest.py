@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,10 @@ from gpulayer.errors import HostError
 from gpulayer.fleet.session import Session
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.spec.inventory import Host, Inventory
+from tests.host.agent_client import new_spec
+from tests.sshd import SshdHost
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Failure = Callable[..., Awaitable[HostError]]
 Greet = Callable[..., Awaitable[dict[str, object]]]
@@ -43,3 +51,24 @@ def greet(connect_options: ConnectOptions) -> Greet:
             return dict(session.hello)
 
     return open_and_ask
+
+
+@pytest.fixture(scope="session")
+def hostile(sshd_host: Callable[..., SshdHost]) -> Host:
+    """A host whose agent is ours in name only; its `python` says what it does (tests/fleet/hostile.py)."""
+    words = f"env PYTHONPATH={ROOT} {sys.executable} {ROOT}/tests/fleet/hostile.py"
+    return sshd_host("hostile", config=[f"ForceCommand {words}"]).host
+
+
+async def open_hostile(host: Host, mode: str, options: ConnectOptions) -> Session:
+    return await Session.open(dataclasses.replace(host, python=mode), Inventory(hosts={}), options)
+
+
+async def run(session: Session, command: list[str] | str, **fields: Any) -> tuple[dict[str, Any], bytes]:
+    """Run a job to its end; return its last state and its output."""
+    spec = new_spec(command, key=os.urandom(32).hex(), **fields)
+    await session.request("launch", b"{}", spec=spec)
+    stream = await session.stream("follow", run=spec["run"], offset=0, tail=None)
+    output = b"".join([reply.payload async for reply in stream])
+    state: dict[str, Any] = stream.last["state"]
+    return state, output

@@ -77,7 +77,7 @@ async def test_a_silent_port_ends_at_the_limit(failure: Failure, farm: Farm, tra
 async def test_another_service_is_no_ssh_server(failure: Failure, farm: Farm, transport: TransportKind) -> None:
     async with server(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 300, hang_up=False) as port:
         host = Host(name="web", address=ADDRESS, port=port, transport=transport, identity_file=str(farm.identity))
-        error = await failure(host, login_timeout=2, start_timeout=1)
+        error = await failure(host, connect_timeout=1, login_timeout=2, start_timeout=1)
     assert error.stage is Stage.CONNECT
 
 
