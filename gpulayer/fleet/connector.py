@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes.util
-import functools
 import random
 from collections.abc import AsyncIterator, Iterator
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gpulayer.fleet.openssh import OpenSshTransport
@@ -43,9 +41,9 @@ class Connector:
             return LocalTransport(host.name)
         if host.transport is TransportKind.OPENSSH:
             return OpenSshTransport(host, self.inventory.hosts, self.options)
-        _import_asyncssh()
-        from gpulayer.fleet.hostkeys import HostKeys  # noqa: PLC0415  # asyncssh is slow to import
-        from gpulayer.fleet.ssh import Jumps, SshTransport  # noqa: PLC0415
+        with _without_library_search():
+            from gpulayer.fleet.hostkeys import HostKeys  # noqa: PLC0415  # asyncssh is slow to import
+            from gpulayer.fleet.ssh import Jumps, SshTransport  # noqa: PLC0415
 
         if self._host_keys is None or self._jumps is None:
             self._host_keys = HostKeys(self.options.known_hosts)
@@ -74,13 +72,6 @@ class Connector:
 def jittered(seconds: float) -> float:
     """Return between half of and the whole time, so that many who failed together do not come back together."""
     return seconds * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
-
-
-@functools.cache
-def _import_asyncssh() -> ModuleType:
-    with _without_library_search():
-        import asyncssh  # noqa: PLC0415  # slow to import
-    return asyncssh
 
 
 @contextlib.contextmanager

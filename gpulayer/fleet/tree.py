@@ -211,6 +211,7 @@ class _Hashes:
             text = json.dumps(self._load() | self._new, separators=(",", ":"))
             fresh = self._cache.with_name(f"{self._cache.name}.{secrets.token_hex(4)}")
             try:
+                fresh.touch(mode=0o600)
                 fresh.write_text(text, encoding="ascii")
                 fresh.replace(self._cache)
             except OSError as error:

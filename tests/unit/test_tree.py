@@ -139,6 +139,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     write(root, a="a", b="b")
     monkeypatch.setattr(tree_module, "_SETTLED_NS", -(10**18))
     tree_of(root, cache=cache)
+    assert cache.stat().st_mode & 0o777 == 0o600
     known = json.loads(cache.read_text())
     assert set(known) == {str(root / "a"), str(root / "b")}
     known[str(root / "b")][-1] = "f" * 64  # a cached hash is believed, which shows that the file was not read
