@@ -215,9 +215,11 @@ class Agent:
             complete = False
         if complete:
             self._control.append(bytes(frame))
-        else:
-            answer = RequestError("died", f"the process that did '{task.op}' on the host died before it answered")
-            self._answer(task.request, {"error": answer.header()})
+            return
+        try:
+            self._answer(task.request, {"ok": True, **task.otherwise()})
+        except RequestError as error:
+            self._answer(task.request, {"error": error.header()})
 
     def _forget(self, pipe: int) -> None:
         task, _ = self._tasks.pop(pipe)

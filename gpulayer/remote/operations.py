@@ -164,13 +164,18 @@ class Host:
 class Task:
     """A child process that works on an answer: it writes a whole frame into `pipe`."""
 
-    def __init__(self, request: Request, pid: int, pipe: int, *, bound: bool) -> None:
-        """`bound`: a child (and its process group) that is of no use once the connection has ended."""
+    def __init__(
+        self, request: Request, pid: int, pipe: int, *, bound: bool, otherwise: Callable[[], dict[str, Any]]
+    ) -> None:
+        """`bound`: a child (and its process group) that is of no use once the connection has ended.
+
+        `otherwise` gives the answer of a child that died before it wrote one; it may raise RequestError.
+        """
         self.request = request.id
-        self.op = request.op
         self.pid = pid
         self.pipe = pipe
         self.bound = bound
+        self.otherwise = otherwise
 
     def reap(self) -> None:
         """Take note of the child's end; it has closed its pipe already."""
@@ -197,7 +202,7 @@ def _in_child(host: Host, request: Request, work: Callable[[], bytes]) -> Task:
     pid = os.fork()
     if pid:
         os.close(end)
-        return Task(request, pid, pipe, bound=True)
+        return Task(request, pid, pipe, bound=True, otherwise=lambda: _died(request))
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -212,6 +217,10 @@ def _in_child(host: Host, request: Request, work: Callable[[], bytes]) -> Task:
             file.write(frame)
     finally:
         os._exit(0)
+
+
+def _died(request: Request) -> NoReturn:
+    raise RequestError("died", f"the process that did '{request.op}' on the host died", fix="try again")
 
 
 def survey(host: Host, request: Request) -> dict[str, Any]:
@@ -278,7 +287,12 @@ def start(host: Host, request: Request) -> Task:
         run.diary,
     )
     os.close(end)
-    return Task(request, 0, pipe, bound=False)
+
+    def otherwise() -> dict[str, Any]:
+        state = settled(run)
+        return _died(request) if state is None else {"new": False, "state": state}
+
+    return Task(request, 0, pipe, bound=False, otherwise=otherwise)
 
 
 def status(host: Host, request: Request) -> dict[str, Any]:

@@ -99,6 +99,32 @@ def test_the_environment_is_the_contracts(agent: AgentClient) -> None:
     assert "HIP_VISIBLE_DEVICES" not in found
 
 
+def test_a_job_begins_with_a_clean_slate(agent: AgentClient) -> None:
+    show = (
+        "import json, os, re\n"
+        "status = open('/proc/self/status').read()\n"
+        "ignored = [int(re.search(name + r':\\s+(\\w+)', status)[1], 16) for name in ('SigIgn', 'SigBlk')]\n"
+        "os.chdir('/proc/self/fd')\n"
+        "files = {name: os.readlink(name) for name in os.listdir() if os.path.exists(name)}\n"
+        "own = os.getsid(0) == os.getpid() == os.getpgrp()\n"
+        "print(json.dumps([ignored, files, own, open('/proc/self/oom_score_adj').read().strip()]))\n"
+    )
+    python = ["/bin/sh", "-c", 'exec python -c "$0"', show]  # sh, since Python ignores SIGPIPE by itself
+    _, log = run(agent, python, devices=["GPU-a"], slots=None)
+    (ignored, blocked), files, own, score = json.loads(log)
+    assert ignored & ~(1 << 12 | 1 << 24) == 0  # SIGPIPE and SIGXFSZ are ignored by the Python that looks
+    assert blocked == 0
+    assert own is True
+    assert int(score) >= 500
+    folder = str(agent.run_folder("job-kkkkkkkkkkkk-a1"))
+    assert files.pop("0") == "/dev/null"
+    assert files.pop("1") == files.pop("2") == f"{folder}/output.log"
+    assert [path for path in files.values() if not path.startswith(("/proc/", str(agent.folder / "leases")))] == []
+    assert any(path.endswith("device-GPU-a") for path in files.values())
+    _, log = run(agent, "grep SigIgn /proc/self/status", job="sigpipe")
+    assert int(log.split()[1], 16) == 0
+
+
 def test_secrets_are_nowhere_on_the_disk(agent: AgentClient, tmp_path: Path) -> None:
     state, _ = run(agent, "test ${#TOKEN} = 12", secrets=["TOKEN"], secret_values={"TOKEN": "s3cr3t-value"})
     assert state["code"] == 0
