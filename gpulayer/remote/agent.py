@@ -27,6 +27,7 @@ SILENCE = 60.0
 """Seconds without any frame after which the connection counts as dead."""
 
 _READ = 256 * 1024
+_BURST = 8  # frames that are sent before the input is looked at again
 
 
 class _Stream:
@@ -92,6 +93,8 @@ class Agent:
         now = time.monotonic()
         until = self._heard + SILENCE
         if not blocked:
+            if self._control:
+                return 0
             until = min([until, *(stream.due for stream in self._streams if stream.open)])
         return max(0, int((until - now) * 1000) + 1)
 
@@ -157,13 +160,16 @@ class Agent:
         self._control.append(frame)
 
     def _write(self) -> bool:
-        """Send until nothing is left to send or the pipe is full; say whether it is full."""
-        while self._writing or self._next_frame():
-            try:
-                count = os.write(self._sink, self._writing)
-            except BlockingIOError:
-                return True
-            self._writing = self._writing[count:]
+        """Send some frames, until nothing is left to send or the pipe is full; say whether it is full."""
+        for _ in range(_BURST):
+            if not self._writing and not self._next_frame():
+                return False
+            while self._writing:
+                try:
+                    count = os.write(self._sink, self._writing)
+                except BlockingIOError:
+                    return True
+                self._writing = self._writing[count:]
         return False
 
     def _next_frame(self) -> bool:

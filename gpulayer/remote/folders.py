@@ -41,7 +41,9 @@ def state_folder(wanted: str | None) -> str:
     elif sys.platform == "darwin":
         candidates = [os.path.join(home, "Library", "Application Support", "gpulayer"), _temporary()]
     else:
-        base = os.environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+        base = os.environ.get("XDG_STATE_HOME", "")
+        if not os.path.isabs(base):  # relative ones are to be ignored (XDG Base Directory Specification)
+            base = os.path.join(home, ".local", "state")
         candidates = [os.path.join(base, "gpulayer"), _temporary()]
     reasons = []
     for candidate in candidates:

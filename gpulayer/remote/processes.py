@@ -95,15 +95,16 @@ def has_environment(pid: int, entry: str) -> bool:
 def send(pid: int, start: int, number: int) -> None:
     """Send a signal to the process (pid, start), and to no other that has its pid by now."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: it is not ours any more (setuid)
-        if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
-            descriptor = os.pidfd_open(pid)
-            try:
-                if start_of(pid) == start:
+        descriptor = _pidfd(pid)
+        try:
+            if start_of(pid) == start:
+                if descriptor is None:
+                    os.kill(pid, number)
+                else:
                     signal.pidfd_send_signal(descriptor, number)
-            finally:
+        finally:
+            if descriptor is not None:
                 os.close(descriptor)
-        elif start_of(pid) == start:
-            os.kill(pid, number)
 
 
 def detach(work: Callable[[], None], keep: Collection[int], diary: str) -> None:
@@ -148,6 +149,16 @@ def become_subreaper() -> bool:
     import ctypes
 
     return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor of a process, or None where the system has no such thing (macOS, old kernels, sandboxes)."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return None
 
 
 def _pids() -> list[int]:

@@ -53,7 +53,13 @@ def test_a_log_that_is_not_the_one_of_before_is_never_spliced(agent: AgentClient
     _, log = agent.follow(spec["run"])
     assert agent.follow(spec["run"], len(log), tail_of(log))[1] == b""
     assert agent.follow(spec["run"], 4, tail_of(b"0123"))[1] == b"456789\n"
-    for offset, tail in ((4, tail_of(b"0124")), (5, tail_of(b"0123")), (99, tail_of(log)), (2, tail_of(b"0123"))):
+    for offset, tail in (
+        (4, tail_of(b"0124")),
+        (5, tail_of(b"0123")),
+        (99, None),
+        (99, tail_of(log)),
+        (2, tail_of(b"0123")),
+    ):
         with pytest.raises(AgentError) as caught:
             agent.follow(spec["run"], offset, tail)
         assert caught.value.code == "log_replaced"

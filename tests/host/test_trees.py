@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -65,8 +66,9 @@ def test_a_cancel_leaves_nothing_behind(agent: AgentClient, name: str) -> None:
     assert [pid for pid in written if processes.start_of(pid) is not None] == []
 
 
-def test_term_comes_first_and_the_grace_is_kept(agent: AgentClient) -> None:
-    spec = new_spec("trap 'echo saving; sleep 0.3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.05; done")
+@pytest.mark.parametrize("then", ["while :; do sleep 0.05; done", "kill -STOP $$"], ids=["busy", "stopped"])
+def test_term_comes_first_and_the_grace_is_kept(agent: AgentClient, then: str) -> None:
+    spec = new_spec(f"trap 'echo saving; sleep 0.3; echo saved; exit 0' TERM; echo begun; {then}")
     agent.launch(spec)
     agent.wait_for(spec["run"], b"begun")
     agent.ask("cancel", run=spec["run"], grace=10, by="me")
@@ -79,10 +81,11 @@ def test_a_run_that_is_being_stopped_says_so_and_a_second_cancel_changes_nothing
     spec = new_spec("trap '' TERM; echo begun; while :; do sleep 0.05; done")
     agent.launch(spec)
     agent.wait_for(spec["run"], b"begun")
-    follow = agent.send("follow", run=spec["run"], offset=0, tail=None)
+    frames = agent.frames(agent.send("follow", run=spec["run"], offset=0, tail=None))
+    states = [next(frames)[0]["state"]]
     agent.ask("cancel", run=spec["run"], grace=0.5, by="first")
     agent.ask("cancel", run=spec["run"], grace=100, by="second")
-    states = [header["state"] for header, _ in agent.frames(follow) if "state" in header]
+    states += [header["state"] for header, _ in frames if "state" in header]
     assert [state["status"] for state in states] == ["running", "stopping", "cancelled"]
     assert states[-1]["reason"] == "first"
     assert agent.ask("cancel", run=spec["run"], grace=None, by="late")[0]["state"]["status"] == "cancelled"
@@ -107,13 +110,13 @@ def test_what_a_leader_leaves_behind_for_good_is_killed(agent: AgentClient, tmp_
 
 
 def test_a_signal_never_reaches_a_process_that_took_over_a_pid(agent: AgentClient) -> None:
-    spec = new_spec("echo $$; exec sleep 1000")
+    spec = new_spec("trap 'echo wrong' USR1; trap 'exit 7' USR2; echo $$; while :; do sleep 0.02; done")
     agent.launch(spec)
     agent.wait_for(spec["run"], b"\n")
     pid = int((agent.run_folder(spec["run"]) / "output.log").read_text())
     start = processes.start_of(pid)
     assert start is not None
-    processes.send(pid, start - 1, 9)
-    assert processes.start_of(pid) == start
-    processes.send(pid, start, 9)
-    assert agent.follow(spec["run"])[0]["status"] == "signaled"
+    processes.send(pid, start - 1, signal.SIGUSR1)
+    processes.send(pid, start, signal.SIGUSR2)
+    state, log = agent.follow(spec["run"])
+    assert (state["code"], log) == (7, b"%d\n" % pid)

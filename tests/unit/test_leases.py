@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,26 +28,30 @@ def free(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def running(script: str, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, once it has said that it is there."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_device_is_held_until_its_holder_ends(leases: Leases, tmp_path: Path) -> None:
     script = (
         "import sys; from gpulayer.remote.leases import Leases; "
         "Leases(sys.argv[1]).take_devices(sys.argv[2:], 1, 'other-run'); print('held', flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path), *DEVICES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-    )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(RequestError, match="apple:0 is held by other-run") as caught:
-        leases.take_devices(["apple:0"], 1, "mine")
-    assert caught.value.code == "busy"
-    assert caught.value.fields == {"holder": "other-run"}
-    assert leases.holders() == (dict.fromkeys(DEVICES, "other-run"), 0)
-    holder.kill()
-    holder.wait()
-    holder.stdin.close()
-    holder.stdout.close()
+    with running(script, tmp_path, *DEVICES):
+        with pytest.raises(RequestError, match="apple:0 is held by other-run") as caught:
+            leases.take_devices(["apple:0"], 1, "mine")
+        assert caught.value.code == "busy"
+        assert caught.value.fields == {"holder": "other-run"}
+        assert leases.holders() == (dict.fromkeys(DEVICES, "other-run"), 0)
     free(leases.take_devices(DEVICES, 1, "mine"))
     assert leases.holders() == ({}, 0)
 
@@ -91,13 +96,24 @@ def test_lease_files_are_for_everybody_and_stay(leases: Leases, tmp_path: Path) 
     assert lease.stat().st_ino == inode
 
 
-def test_a_lock_on_a_file_that_lost_its_name_does_not_count(leases: Leases, tmp_path: Path) -> None:
+def test_a_lock_on_a_file_that_lost_its_name_does_not_count(
+    leases: Leases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = tmp_path / "device-GPU-a"
+    real = fcntl.flock
+
+    def lose_the_name(descriptor: int, kind: int) -> None:
+        """The worst moment for somebody to remove the file: between opening and locking it."""
+        monkeypatch.undo()
+        lease.unlink()
+        real(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lose_the_name)
     held = leases.take_devices(["GPU-a"], 1, "one")
-    (tmp_path / "device-GPU-a").unlink()
-    second = leases.take_devices(["GPU-a"], 1, "two")
-    with pytest.raises(RequestError, match="held by two"):
-        leases.take_devices(["GPU-a"], 1, "three")
-    free(held + second)
+    assert os.fstat(held[0]).st_ino == lease.stat().st_ino
+    with pytest.raises(RequestError, match="held by one"):
+        leases.take_devices(["GPU-a"], 1, "two")
+    free(held)
 
 
 def test_what_is_planted_for_a_lease_is_refused(leases: Leases, tmp_path: Path) -> None:
@@ -114,19 +130,11 @@ def test_what_is_planted_for_a_lease_is_refused(leases: Leases, tmp_path: Path) 
 
 def test_asking_who_holds_what_never_makes_a_free_device_busy(leases: Leases, tmp_path: Path) -> None:
     free(leases.take_devices(["GPU-a"], 1, "one"))
-    ended = threading.Event()
-
-    def ask() -> None:
-        others = Leases(str(tmp_path))
-        while not ended.is_set():
-            others.holders()
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    try:
-        give_up = time.monotonic() + 0.4
-        while time.monotonic() < give_up:
+    with running(
+        "import sys; from gpulayer.remote.leases import Leases; print('asking', flush=True)\n"
+        "while True: Leases(sys.argv[1]).holders()",
+        tmp_path,
+    ):
+        for _ in range(500):
             free(leases.take_devices(["GPU-a"], 1, "one"))
-    finally:
-        ended.set()
-        asking.join()
+    assert leases.holders() == ({}, 0)
