@@ -93,14 +93,14 @@ def _unknown(run: KnownRun, reason: str) -> KnownRun:
 
 
 def runs_of(store: Store, jobs: Sequence[str] | None, project: str | None = None) -> list[KnownRun]:
-    """Return the latest run of each job (a run id names a run itself); None means all jobs.
+    """Return the latest run of each job (a run id names a run itself); None means all that have not ended.
 
     UsageError names a job that was never run here.
     """
     runs = store.runs(project)
     latest = {run.job: run for run in runs}
     if jobs is None:
-        return list(latest.values())
+        return [run for run in latest.values() if run.status not in states.FINAL]
     by_id = {run.run: run for run in runs}
     for job in jobs:
         if job not in latest and job not in by_id:

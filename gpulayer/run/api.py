@@ -188,7 +188,7 @@ async def cancel(
 ) -> AsyncGenerator[Event, None]:
     """Drop jobs from the queue and cancel those that run; ends, with a summary, when each end is verified.
 
-    `jobs` None means all of `project`; `grace` is seconds between TERM and KILL, None the job's own.
+    `jobs` None means all of `project` that have not ended; `grace` is seconds between TERM and KILL, None the job's.
     """
     with Store.open(folder) as store:
         runs = runs_of(store, jobs, project)
