@@ -28,15 +28,29 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (`errors.ExitCode`); wrong usage raises argparse's SystemExit(2)."""
-    args = arguments.parse(argv)
-    if args.version:
-        from gpulayer import __version__
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - to the program's end
+    try:
+        args = arguments.parse(argv)
+        if args.version:
+            from gpulayer import __version__
 
-        sys.stdout.write(f"gpulayer {__version__}\n")
-        return 0
-    if args.command is None:
-        arguments.parse(["--help"])
-    return _run(args.command, args)
+            sys.stdout.write(f"gpulayer {__version__}\n")
+            return 0
+        if args.command is None:
+            arguments.parse(["--help"])
+        return _run(args.command, args)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Send what is buffered; a reader that has gone is no fault, and must not become one at the program's end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(name: str, args: argparse.Namespace) -> int:

@@ -103,7 +103,7 @@ class Screen:
 
     def ask(self, question: str, *, flag: str) -> None:
         """Return when the answer is yes; DeclinedError when it is no; UsageError, naming `flag`, without a terminal."""
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(f"{question} There is no terminal to ask at", fix=f"answer yes with {flag}")
         self._write(sys.stderr, f"{question} [y/N] ", "strong", end="")
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

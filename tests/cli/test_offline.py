@@ -45,11 +45,12 @@ def test_matrix_json_is_one_document(gpulayer: Commander) -> None:
     assert result.err == ""
 
 
-def test_a_reader_that_closes_stdout_gets_no_trace(gpulayer: Commander) -> None:
+@pytest.mark.parametrize("words", [("matrix",), ("matrix", "--json"), ("--help",), ("--version",)])
+def test_a_reader_that_closes_stdout_gets_no_trace(gpulayer: Commander, words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "gpulayer", "matrix"],
+        [sys.executable, "-m", "gpulayer", *words],
         cwd=gpulayer.folder,
         env=gpulayer.environment,
         stdout=writer,
@@ -59,6 +60,11 @@ def test_a_reader_that_closes_stdout_gets_no_trace(gpulayer: Commander) -> None:
     os.close(writer)
     assert done.returncode == 0
     assert done.stderr == b""
+
+
+def test_closed_streams_are_no_fault(gpulayer: Commander) -> None:
+    command = ["sh", "-c", 'exec "$0" -m gpulayer matrix >&- 2>&- <&-', sys.executable]
+    assert subprocess.run(command, cwd=gpulayer.folder, env=gpulayer.environment, check=False).returncode == 0
 
 
 def test_a_full_disk_is_said(gpulayer: Commander) -> None:
