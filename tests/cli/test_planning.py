@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_probe_tells_what_is_there_and_what_is_not_reached(gpulayer: Commander) 
     gpulayer.write(
         "inventory.yaml",
         "version: 1\nhosts:\n"
-        "  here: {transport: local, expect: {accelerator: mps, count: 1}}\n"
+        f"  here: {{transport: local, python: {sys.executable}, expect: {{accelerator: mps, count: 1}}}}\n"
         "  gone: {address: 127.0.0.1, port: 1}\n",
     )
     result = gpulayer("probe", "--framework", "torch")
