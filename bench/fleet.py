@@ -96,16 +96,19 @@ class Bench:
     def timed(self, command: Sequence[str], lines: int, mark: str) -> tuple[float, float]:
         """Return wall and CPU seconds of a command and its children; its output holds `mark` at least `lines` times."""
         environment = os.environ | {"HOME": str(self.farm.controller_home), "PYTHONPATH": str(Path.cwd())}
-        with (self.folder / "output").open("w+") as output:
+        errors = self.folder / "errors"
+        with (self.folder / "output").open("w+") as output, errors.open("w") as stderr:
             began = time.perf_counter()
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, env=environment)
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=stderr, env=environment)
             _, status, used = os.wait4(child.pid, 0)
             wall = time.perf_counter() - began
             child.returncode = os.waitstatus_to_exitcode(status)
             output.seek(0)
             text = output.read()
         if child.returncode or text.count(mark) < lines:
-            raise RuntimeError(f"{command} ended with {child.returncode} and printed:\n{text[-2000:]}")
+            raise RuntimeError(
+                f"{command} ended with {child.returncode} and printed:\n{text[-2000:]}\n{errors.read_text()[-2000:]}"
+            )
         return wall, used.ru_utime + used.ru_stime
 
 

@@ -66,3 +66,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_index_lists_every_page() -> None:
     listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+def test_the_bench_table_lists_every_bench() -> None:
+    listed = set(
+        re.findall(r"^\| `(\w+\.py)`", (ROOT / "bench" / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert listed == {path.name for path in (ROOT / "bench").glob("*.py")}
