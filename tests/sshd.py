@@ -115,8 +115,10 @@ class SshdHost:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)  # its privilege separation folder
         self.log.write_bytes(b"")
+        # Should the tests be killed, Linux ends the listener with them.
+        with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         self.process = subprocess.Popen(
-            [_program("sshd", "openssh-server"), "-D", "-f", str(self.config), "-E", str(self.log)],
+            [*with_us, _program("sshd", "openssh-server"), "-D", "-f", str(self.config), "-E", str(self.log)],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

@@ -86,16 +86,15 @@ class Stream:
         return self
 
     async def __anext__(self) -> Reply:
-        """Return the next frame; acknowledge what was taken before."""
+        """Return the next frame; acknowledge what was taken before, well before the agent must wait for it."""
         if self._taken - self._acknowledged >= WINDOW // 8:
-            self._acknowledge()
+            self._acknowledged = self._taken
+            self._session.send({"id": self._number, "op": "ack", "bytes": self._taken})
         while not self._frames:
             if self._error is not None:
                 raise self._error
             if self._done:
                 raise StopAsyncIteration
-            if self._taken > self._acknowledged:
-                self._acknowledge()
             self._arrived.clear()
             await self._arrived.wait()
         reply = self._frames.popleft()
@@ -106,10 +105,6 @@ class Stream:
         """Ask the agent to end the stream early. What is still under way can be read on, or left."""
         if not self._done and self._error is None:
             self._session.send({"id": self._number, "op": "stop"})
-
-    def _acknowledge(self) -> None:
-        self._acknowledged = self._taken
-        self._session.send({"id": self._number, "op": "ack", "bytes": self._taken})
 
     def take(self, reply: Reply) -> bool:
         """Keep a frame for the consumer. Called by the session; says whether it was the last one."""

@@ -193,8 +193,10 @@ class _Hashes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  # opened by descriptor
             digest = hashlib.sha256()
-            while data := file.read(_CHUNK):
+            size = 0
+            while size <= status.st_size and (data := file.read(_CHUNK)):  # what grows without end is not followed
                 digest.update(data)
+                size += len(data)
             after = os.fstat(descriptor)
         if [after.st_size, after.st_mtime_ns, after.st_ctime_ns, after.st_ino] != mark:
             raise UsageError(f"{path} changed while it was read")

@@ -171,11 +171,12 @@ async def test_nothing_of_our_environment_goes_along(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET", "s3cr3t")
     config = tmp_path / "config"
-    config.write_text("Host *\n  SendEnv *\n  ForwardAgent yes\n")
-    known = sshd_host("curious", config=["AcceptEnv *"], rc='env > "$HOME/env-$SSHD_SEEN"')
+    config.write_text("Host *\n  SendEnv AWS_* SSH_*\n  ForwardAgent yes\n")
+    known = sshd_host("curious", config=["AcceptEnv AWS_* SSH_*"], rc='env > "$HOME/env"')
     for transport in (TransportKind.SSH, TransportKind.OPENSSH):
         assert await greet(dataclasses.replace(known.host, transport=transport), ssh_config=config)
-        seen = (known.home / "env-").read_text()
+        seen = (known.home / "env").read_text()
+        (known.home / "env").unlink()
         assert "SSHD_FARM=" in seen
         assert "s3cr3t" not in seen
         assert "SSH_AUTH_SOCK" not in seen

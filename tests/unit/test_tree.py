@@ -149,6 +149,20 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     assert hashlib.sha256(b"B").hexdigest() in tree_of(root, cache=cache).blobs
 
 
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, a="a" * 100)
+    real_open = os.open
+
+    def open_and_change(path: str, flags: int) -> int:
+        descriptor = real_open(path, flags)
+        Path(path).write_text("b" * 101)
+        return descriptor
+
+    monkeypatch.setattr("os.open", open_and_change)
+    with pytest.raises(UsageError, match=r"a changed while it was read"):
+        tree_of(tmp_path)
+
+
 def test_a_file_hashed_right_after_a_change_is_read_again(tmp_path: Path) -> None:
     root, cache = tmp_path / "root", tmp_path / "hashes.json"
     write(root, a="a")
