@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from tests.fleets import device, document_of, fleet_of, framework, report
+from tests.fleets import device, document_of, fleet_of, framework, gib, report
 from tests.oracle import Known
 
 CAPABILITIES = ("torch", "torch.mps", "torch.cuda", "torch.rocm", "mlx", "mlx.metal", "mlx.cuda", "mlx.cpu")
@@ -83,11 +83,33 @@ def random_knowledge(dice: Dice, one: dict[str, Any] | None) -> Known:
     )
 
 
+def random_twin(dice: Dice, one: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A host that is equal to another but, mostly, for one fact."""
+    one = copy.deepcopy(one)
+    if one is None or dice.random() < 0.3:
+        return one
+    host, first = one["host"], one["devices"][0]
+    changes: list[tuple[dict[str, Any], str, list[Any]]] = [
+        (host, "cpu_logical", [1, 4, None]),
+        (host, "memory_limit_bytes", [gib(6), gib(20), None]),
+        (host, "disk_free_bytes", [gib(1), gib(100), None]),
+        (first, "health", ["ok", "unusable"]),
+        (first, "usable_memory_bytes", [None, gib(3)]),
+        (first, "memory_kind", ["dedicated", "unified", None]),
+        (one, "capabilities", [[], sorted(CAPABILITIES)]),
+        (one, "frameworks", [[], [framework("torch", status="timeout")], [framework("torch", ops=UNSUPPORTED)]]),
+        (one, "notes", [[], report(notes=NOTES)["notes"]]),
+    ]
+    where, fact, values = dice.choice(changes)
+    where[fact] = dice.choice(values)
+    return one
+
+
 def random_fleet(seed: int, hosts: int) -> tuple[dict[str, Any], dict[str, Known]]:
-    """A fleet of up to three kinds, so that some hosts are equal, and what is known beside the probe."""
+    """A fleet of up to three kinds of hosts, many of them twins, and what is known beside the probe."""
     dice = Dice(seed)
     kinds = [random_report(dice) for _ in range(3)]
-    fleet = fleet_of({f"h{number}": copy.deepcopy(dice.choice(kinds)) for number in range(hosts)})
+    fleet = fleet_of({f"h{number}": random_twin(dice, dice.choice(kinds)) for number in range(hosts)})
     return fleet, {entry["name"]: random_knowledge(dice, entry["report"]) for entry in fleet["hosts"]}
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from gpulayer.gpu.facts import HostFacts
 from gpulayer.placement.plan import SHOWN, Code, GroupedRefusal, HostView, Refusal, ShapeVerdict
 from gpulayer.placement.rules import site_of
-from gpulayer.placement.verdicts import Option, Refused, busy, class_verdict, own_refusals
+from gpulayer.placement.verdicts import UNSURE, Option, Refused, busy, class_verdict, own_refusals
 from gpulayer.spec.jobs import JobSpec, shape_of
 from gpulayer.spec.support import Accelerator
 
@@ -46,6 +46,7 @@ class Matcher:
     def __init__(self, views: Sequence[HostView]) -> None:
         """Sort the views into classes; their order, which is the inventory's, is the order of all results."""
         self.views = tuple(views)
+        self._names = tuple(view.host.name for view in views)
         self.sites = tuple(map(site_of, views))
         classes: dict[Hashable, list[int]] = {}
         for index, view in enumerate(self.views):
@@ -69,7 +70,7 @@ class Matcher:
 
     def _judge(self, job: JobSpec, shape: str) -> Match:
         ways: dict[Accelerator, dict[int, Option]] = {accelerator: {} for accelerator in job.accelerators}
-        reasons = _Reasons(self.views)
+        reasons = _Reasons(self._names)
         refused_alone = self._refused_alone(job, reasons)
         for members in self._classes:
             verdict = class_verdict(job, self.views[members[0]], self.sites[members[0]])
@@ -86,7 +87,7 @@ class Matcher:
                 for refusal in busy(options[index], site, self.views[index]) if site else ():
                     reasons.add(refusal, [index])
         fits = sorted(set().union(*ways.values()))
-        names = tuple(self.views[index].host.name for index in fits)
+        names = tuple(map(self._names.__getitem__, fits))
         return Match(shape=shape, ways=ways, verdict=ShapeVerdict(fits=names, refusals=reasons.grouped()))
 
     def _refused_alone(self, job: JobSpec, reasons: _Reasons) -> set[int]:
@@ -104,8 +105,8 @@ class Matcher:
 class _Reasons:
     """Refusals of many hosts, equal ones as one entry."""
 
-    def __init__(self, views: Sequence[HostView]) -> None:
-        self._views = views
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
         self._entries: dict[Hashable, _Entry] = {}
 
     def add(self, refusal: Refusal, hosts: Sequence[int]) -> None:
@@ -126,7 +127,7 @@ class _Reasons:
         """Return the entries, the nearest to a yes first."""
         return tuple(
             GroupedRefusal(
-                hosts=tuple(self._views[index].host.name for index in sorted(set(entry.hosts))),
+                hosts=tuple(map(self._names.__getitem__, sorted(set(entry.hosts)))),
                 refusal=entry.refusal
                 if entry.alone
                 else replace(entry.refusal, device=None, found=_cover(list(entry.found.values()))),
@@ -137,7 +138,9 @@ class _Reasons:
         )
 
 
-ORDER = {code: place for place, code in enumerate(Code)}
+# The other notes of a probe change no verdict.
+TELLING_NOTES: Final = frozenset().union(*UNSURE.values())
+ORDER: Final = {code: place for place, code in enumerate(Code)}
 
 
 @dataclass(slots=True)
@@ -176,5 +179,5 @@ def _facts_key(facts: HostFacts) -> tuple[Hashable, ...]:
             (name, fact.status, fact.version, tuple(sorted(fact.ops.items())))
             for name, fact in sorted(facts.frameworks.items())
         ),
-        tuple(sorted({note.code for note in facts.notes})),
+        frozenset(note.code for note in facts.notes if note.code in TELLING_NOTES),
     )

@@ -7,10 +7,10 @@ A preference list takes its first accelerator with a free fitting device (design
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpulayer.placement.matching import Match, Matcher
 from gpulayer.placement.plan import HostView, Placement
@@ -32,18 +32,21 @@ LOOKS: Final = 4
 class _Machine:
     """The free state of one machine, which several names of the inventory may share. Sizes are bytes.
 
-    `foreign` are devices held by others than our jobs, `foreign_slots` CPU slots likewise, one CPU each. `ours` maps a
-    device to the job that has it. `load` is the share of the CPU slots that is taken. `reserved` is the job for which
-    the machine is kept. `parked` are the searches that found too little free here; they look again when something
-    comes free. Unknown memory (None) is not counted: no job that demands some fits there.
+    `devices` are the ids of all GPUs, `foreign` those held by others than our jobs, `ours` those that our jobs have,
+    `free` the rest; `foreign_slots` are CPU slots that others hold, one CPU each. `load` is the share of the CPU slots
+    that is taken. `reserved` is the job for which the machine is kept. `parked` are the searches that found too little
+    free here; they look again when something comes free. Unknown memory (None) is not counted: no job that demands
+    some fits there.
     """
 
     slots: int = 0
     cpus: int = 0
     memory: int | None = None
-    foreign: dict[str, str] = field(default_factory=dict)
+    devices: set[str] = field(default_factory=set)
+    foreign: set[str] = field(default_factory=set)
+    ours: set[str] = field(default_factory=set)
+    free: set[str] = field(default_factory=set)
     foreign_slots: int = 0
-    ours: dict[str, str] = field(default_factory=dict)
     slots_used: int = 0
     cpus_used: int = 0
     memory_used: int = 0
@@ -56,32 +59,38 @@ class _Machine:
         self.slots = min(site.slots, self.slots or site.slots)
         self.cpus = max(self.cpus, self.slots, site.facts.cpu_logical or 1)
         self.memory = site.memory if self.memory is None else min(self.memory, site.memory or self.memory)
-        self.foreign |= view.holders
+        self.devices.update(device.id for device in site.facts.devices if device.accelerator != Accelerator.CPU)
+        self.foreign.update(view.holders)
         self.foreign_slots = max(self.foreign_slots, view.slots_held)
-        self.weigh()
+        self.count()
 
     def has_room(self, option: Option) -> bool:
-        """Whether slots, CPUs and memory suffice for one more such job."""
+        """Whether devices, slots, CPUs and memory suffice for one more such job, whichever devices it needs."""
         return (
-            (not option.slot or self.slots_used + self.foreign_slots < self.slots)
+            len(self.free) >= option.count
+            and (not option.slot or self.slots_used + self.foreign_slots < self.slots)
             and (not option.cpus or self.cpus_used + self.foreign_slots + option.cpus <= self.cpus)
             and (self.memory is None or self.memory_used + option.memory <= self.memory)
         )
 
+    def count(self) -> None:
+        """Take anew what follows from who has what."""
+        self.free = self.devices - self.foreign - self.ours
+        self.weigh()
+
     def weigh(self) -> None:
-        """Take the load anew, after slots were taken or given back."""
+        """Take the load anew."""
         self.load = (self.slots_used + self.foreign_slots) / (self.slots or 1)
 
     def wake(self) -> None:
         """Let the parked searches look at this machine again, where something came free."""
-        self.weigh()
+        self.count()
         for search, rank in self.parked:
             heappush(search, (min(rank[0], self.load), rank[1], rank[2]))
         self.parked.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
+class _Taken(NamedTuple):
     """What one job has of a machine."""
 
     machine: _Machine
@@ -146,11 +155,11 @@ class Packing:
                     looks -= 1
                     heapreplace(ranks, (load, rank[1], host))
                     continue
-                devices = self._free(machine, option, host)
-                if devices is None or (machine.reserved is not None and machine.reserved != job):
-                    machine.parked.append((ranks, heappop(ranks)))
-                    continue
-                return option.accelerator, Placement(host=self._names[host], devices=devices)
+                if (machine.reserved is None or machine.reserved == job) and machine.has_room(option):
+                    devices = self._free(machine, option, host)
+                    if len(devices) == option.count:
+                        return option.accelerator, Placement(host=self._names[host], devices=devices)
+                machine.parked.append((ranks, heappop(ranks)))
         return None
 
     def occupy(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
@@ -161,7 +170,7 @@ class Packing:
         """Count a run that was going on when the hosts were asked as the job's: what it holds is in the views."""
         machine = self._machines[self._index[placement.host]]
         for device in placement.devices:
-            machine.foreign.pop(device, None)
+            machine.foreign.discard(device)
         if accelerator is Accelerator.CPU:
             machine.foreign_slots = max(0, machine.foreign_slots - 1)
         self._take(job, accelerator, placement)
@@ -170,8 +179,7 @@ class Packing:
         """Give back what a job has. Raises KeyError where it has nothing."""
         taken = self._taken.pop(job)
         machine = taken.machine
-        for device in taken.devices:
-            del machine.ours[device]
+        machine.ours.difference_update(taken.devices)
         machine.cpus_used -= taken.cpus
         machine.memory_used -= taken.memory
         machine.slots_used -= taken.slots
@@ -180,7 +188,7 @@ class Packing:
     def observe(self, view: HostView) -> None:
         """Take a host's newer answer to who holds what; what our own jobs have stays theirs."""
         machine = self._machines[self._index[view.host.name]]
-        machine.foreign = {device: holder for device, holder in view.holders.items() if device not in machine.ours}
+        machine.foreign = set(view.holders) - machine.ours
         machine.foreign_slots = max(0, view.slots_held - machine.slots_used)
         machine.wake()
 
@@ -196,10 +204,9 @@ class Packing:
             for index, option in options.items():
                 machine = self._machines[index]
                 ids = {self._devices[index][position].id for position in option.positions}
-                enough = len(ids - machine.foreign.keys()) >= option.count
-                if self._names[index] not in search.hosts:
-                    continue
-                if machine.reserved is None and enough and (not option.slot or machine.foreign_slots < machine.slots):
+                enough = len(ids - machine.foreign) >= option.count
+                slots = not option.slot or machine.foreign_slots < machine.slots
+                if enough and slots and machine.reserved is None and self._names[index] in search.hosts:
                     found.append((len(machine.ours) + machine.slots_used, index))
         if found:
             machine = self._reserved[job] = self._machines[min(found)[1]]
@@ -212,32 +219,27 @@ class Packing:
             machine.reserved = None
             machine.wake()
 
-    def _search(self, match: Match, allowed: Collection[str] | None) -> Search:
+    def _search(self, match: Match, allowed: frozenset[str] | None) -> Search:
+        fits = frozenset(match.verdict.fits)
+        hosts = fits if allowed is None else fits & allowed
         lanes = []
-        for options in match.ways.values():
-            ranks: list[Rank] = [
-                (self._machines[index].load if option.slot else 0, option.rank, index)
-                for index, option in options.items()
-                if allowed is None or self._names[index] in allowed
-            ]
+        for accelerator, options in match.ways.items():
+            here = list(options.items())
+            if hosts != fits:
+                here = [(index, option) for index, option in here if self._names[index] in hosts]
+            if accelerator is Accelerator.CPU:
+                ranks: list[Rank] = [(self._machines[index].load, option.rank, index) for index, option in here]
+            else:
+                ranks = [(0, option.rank, index) for index, option in here]
             heapify(ranks)
             lanes.append((options, ranks))
-        hosts = frozenset(self._names[index] for _, ranks in lanes for _, _, index in ranks)
         return Search(tuple(lanes), hosts)
 
-    def _free(self, machine: _Machine, option: Option, index: int) -> tuple[str, ...] | None:
-        """Return the devices that such a job would take now, none for a CPU job; None where too little is free."""
-        if not machine.has_room(option):
-            return None
+    def _free(self, machine: _Machine, option: Option, index: int) -> tuple[str, ...]:
+        """Return the devices that such a job would take now, as many as it asks for or all that are free."""
         devices = self._devices[index]
-        free = []
-        for position in option.positions:
-            device = devices[position].id
-            if device not in machine.ours and device not in machine.foreign:
-                free.append(device)
-                if len(free) == option.count:
-                    break
-        return tuple(free) if len(free) == option.count else None
+        free = [device for position in option.positions if (device := devices[position].id) in machine.free]
+        return tuple(free[: option.count])
 
     def _take(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
         if job.name in self._taken:
@@ -254,7 +256,8 @@ class Packing:
             slots=1 if is_cpu else 0,
         )
         self._taken[job.name] = taken
-        machine.ours |= dict.fromkeys(placement.devices, job.name)
+        machine.ours.update(placement.devices)
+        machine.free.difference_update(placement.devices)
         machine.cpus_used += taken.cpus
         machine.memory_used += taken.memory
         machine.slots_used += taken.slots

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpulayer.placement.packing import Packing, Search
 from gpulayer.placement.plan import Placement
@@ -19,8 +19,7 @@ from gpulayer.spec.support import Accelerator
 PATIENCE: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """A job that starts now, and where; its place is taken."""
 
     job: JobSpec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from gpulayer.gpu.facts import HostFacts, fingerprint
 from gpulayer.placement.matching import Match, Matcher
@@ -21,6 +21,7 @@ from gpulayer.placement.plan import (
 )
 from gpulayer.placement.queue import Queue
 from gpulayer.remote.states import EXITED, FINAL
+from gpulayer.spec.documents import collector_paused
 from gpulayer.spec.jobs import JobSet, JobSpec, run_id
 from gpulayer.spec.support import Accelerator
 
@@ -29,8 +30,7 @@ TO_PLACE: Final = frozenset({Action.RUN, Action.RETRY})
 DOUBTFUL: Final = frozenset({"degraded", "unknown"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
+class _Decision(NamedTuple):
     """What becomes of a job, before it has a place. `seen` is the run that decided."""
 
     match: Match
@@ -39,6 +39,7 @@ class _Decision:
     seen: KnownRun | None
 
 
+@collector_paused()
 def make_plan(
     jobs: JobSet,
     views: Sequence[HostView],
