@@ -22,11 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="NAME,…",
         help="which frameworks to ask, separated by commas; empty for none (default: %(default)s)",
     )
+    parser.add_argument("--deep", action="store_true", help="try operators and dtypes on each framework's first device")
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.frameworks.split(",") if name.strip()]
     if unknown := [name for name in names if name not in FRAMEWORKS]:
         parser.error(f"--frameworks: {unknown[0]!r} is not one of {', '.join(FRAMEWORKS)}")
-    json.dump(probe(options.python, names), sys.stdout, indent=2)
+    json.dump(probe(options.python, names, deep=options.deep), sys.stdout, indent=2)
     sys.stdout.write("\n")
     return 0
 

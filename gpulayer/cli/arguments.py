@@ -117,6 +117,11 @@ def _planning(command: _Command) -> None:
         dest="frameworks",
         help="look at this framework alone; may be repeated; default: all (gpulayer probe --framework torch)",
     )
+    probe.add_argument(
+        "--deep",
+        action="store_true",
+        help="try operators and dtypes on each framework's first device; later plans go by it (gpulayer probe --deep)",
+    )
 
     plan = command(
         "plan", "show what would run where, and why not, and save it", "gpulayer plan jobs.yaml", _connecting(), fresh

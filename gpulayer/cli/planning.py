@@ -41,6 +41,7 @@ def probe(args: argparse.Namespace, screen: Screen) -> int:
             args.hosts or None,
             frameworks=args.frameworks or FRAMEWORKS,
             fresh=args.fresh,
+            deep=args.deep,
             options=connect_options(args, screen),
         )
     )

@@ -71,7 +71,7 @@ _IOREG_PLATFORM = ("-r", "-d", "1", "-c", "IOPlatformExpertDevice")
 _IOREG_GPU = ("-r", "-d", "1", "-w", "0", "-c", "AGXAccelerator")
 
 
-def add_apple_devices(scene: Scene, known: dict[str, str]) -> None:
+def add_apple_devices(scene: Scene) -> None:
     """Add the Apple GPU (or an Intel Mac's cards), whose presence the system alone tells.
 
     On Apple Silicon there is one, whatever happens: where Metal does not answer its health is "unknown".
@@ -82,40 +82,59 @@ def add_apple_devices(scene: Scene, known: dict[str, str]) -> None:
     if not answer.done:
         notes.add("metal_probe_failed", "metal", "Metal could not be asked for its devices.", answer.trouble)
         notes.add_child("metal", answer)
-    elif not metal:
-        notes.add("metal_no_device", "metal", "Metal lists no device in this session.")
     if scene.host["arch"] == "arm64":
-        scene.devices.append(_apple_silicon(scene, known, metal[0] if metal else {}))
+        scene.devices.append(_apple_silicon(scene, metal[0] if metal else {}, listed=answer.done))
         return
+    if answer.done and not metal:
+        notes.add("metal_no_device", "metal", "Metal lists no device in this session.")
     notes.add("intel_mac", "system", "An Intel Mac: its memory is not unified, and current frameworks leave it out.")
     scene.devices.extend(_intel_cards(scene, [entry for entry in metal if entry.get("low_power") is not True]))
 
 
-def _apple_silicon(scene: Scene, known: dict[str, str], metal: Part) -> Part:
-    """Return the one GPU; `metal` is empty where Metal does not list it."""
+def add_wired_limit(scene: Scene, known: dict[str, str]) -> None:
+    """Take the limit that an administrator set for what is usable where neither Metal nor a framework told it.
+
+    0 is the system's own policy, which only Metal knows; it is not "unlimited".
+    """
+    limit = size((_integer(known.get("iogpu.wired_limit_mb")) or 0) << 20)
+    for device in scene.devices:
+        if device["memory_kind"] == "unified" and device["usable_memory_bytes"] is None and limit is not None:
+            device.update(usable_memory_bytes=limit, usable_source="sysctl")
+
+
+def _apple_silicon(scene: Scene, metal: Part, *, listed: bool) -> Part:
+    """Return the one GPU; `metal` is empty where Metal does not list it, `listed` says that Metal answered."""
     system, notes, host = scene.system, scene.notes, scene.host
     ioreg = _tool(system, "/usr/sbin/ioreg", *_IOREG_GPU)
-    name = text(metal.get("name")) or _first(r'"model" = "([^"]+)"', ioreg) or host["cpu_model"]
+    model, cores = _first(r'"model" = "([^"]+)"', ioreg), _integer(_first(r'"gpu-core-count" = (\d+)', ioreg))
+    family = text(metal.get("family"))
+    if listed and not metal and model:
+        message = "The system has the Apple GPU, and Metal does not list it to this session, which may be a sandbox."
+        notes.add("sandboxed_gpu", "metal", message)
+    elif listed and not metal:
+        notes.add("metal_no_device", "metal", "Metal lists no device in this session.")
+    if not metal and model is None:
+        card = next(iter(_displays(system, notes)), {})
+        model, cores = text(card.get("sppci_model")), _integer(text(card.get("sppci_cores")))
+        family = _first(r"spdisplays_(\w+)", text(card.get("spdisplays_mtlgpufamilysupport")))
+    name = text(metal.get("name")) or model or host["cpu_model"]
     virtual = host["virtualization"] == "vm" or "paravirtual" in (name or "").lower()
     if virtual:
         notes.add("virtual_gpu", "apple:0", "A virtual machine's GPU: what works on it may not be what works on a Mac.")
-    usable, source = size(metal.get("working_set")), "metal"
-    if usable is None:
-        # 0 is the system's own policy, which only Metal knows; it is not "unlimited".
-        usable, source = size((_integer(known.get("iogpu.wired_limit_mb")) or 0) << 20), "sysctl"
+    usable = size(metal.get("working_set"))
     return new_device(
         id="apple:0",
         accelerator="mps",
         index=0,
         name=name,
         vendor="Apple",
-        gpu_cores=_integer(_first(r'"gpu-core-count" = (\d+)', ioreg)),
-        metal_family=text(metal.get("family")),
+        gpu_cores=cores,
+        metal_family=family,
         virtual=virtual,
         memory_kind="unified",
         memory_bytes=host["memory_bytes"],
         usable_memory_bytes=usable,
-        usable_source=source if usable is not None else None,
+        usable_source="metal" if usable is not None else None,
         free_memory_bytes=host["memory_available_bytes"],
         free_source="host" if host["memory_available_bytes"] is not None else None,
         max_buffer_bytes=size(metal.get("max_buffer")),
@@ -146,24 +165,39 @@ def _intel_cards(scene: Scene, metal: Sequence[Part]) -> list[Part]:
 
 
 def _video_memory(system: System, notes: Notes) -> dict[str, int]:
-    """Return the cards' own memory (bytes) by model, from system_profiler."""
-    outcome = system.run(
-        ["/usr/sbin/system_profiler", "SPDisplaysDataType", "-json"],
-        limit=PROFILER_LIMIT_S,
-    )
+    """Return the cards' own memory (bytes) by model."""
+    found = {}
+    for card in _displays(system, notes):
+        amount = re.fullmatch(r"(\d{1,6}) ([MG])B", str(card.get("spdisplays_vram")))
+        if amount:
+            found[str(card.get("sppci_model"))] = int(amount[1]) << (30 if amount[2] == "G" else 20)
+    return found
+
+
+def _displays(system: System, notes: Notes) -> list[Part]:
+    """Return what system_profiler tells of GPUs; slow, empty on some virtual machines, and asked only where needed."""
+    outcome = system.run(["/usr/sbin/system_profiler", "SPDisplaysDataType", "-json"], limit=PROFILER_LIMIT_S)
     try:
         document: Any = json.loads(outcome.stdout)
         cards = [card for card in document["SPDisplaysDataType"] if isinstance(card, dict)]
     except (ValueError, KeyError, TypeError, RecursionError):
         cards = []
     if not cards:
-        notes.add("system_profiler_empty", "system", "system_profiler tells nothing of the displays' cards.")
-    found = {}
-    for card in cards:
-        amount = re.fullmatch(r"(\d{1,6}) ([MG])B", str(card.get("spdisplays_vram")))
-        if amount:
-            found[str(card.get("sppci_model"))] = int(amount[1]) << (30 if amount[2] == "G" else 20)
-    return found
+        notes.add("system_profiler_empty", "system", "system_profiler tells nothing of this Mac's GPU.")
+    return cards
+
+
+def is_stub(path: str, system: System) -> bool:
+    """Say whether `path` is Apple's stand-in for Python, which opens an installer's window when it is started."""
+    if system.platform != "darwin" or path != "/usr/bin/python3":
+        return False
+    return system.run(["/usr/bin/xcode-select", "-p"], limit=FACT_LIMIT_S).code != 0
+
+
+def thunderbolt_rdma(system: System) -> bool | None:
+    """Say whether a device for RDMA over Thunderbolt is on; None where this macOS has no tool that tells."""
+    listing = _tool(system, "/usr/bin/ibv_devices")
+    return None if listing is None else bool(re.search(r"^\s+rdma_\w+", listing, re.MULTILINE))
 
 
 def _tool(system: System, *command: str) -> str | None:

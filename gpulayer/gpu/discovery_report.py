@@ -19,6 +19,21 @@ class Scene(NamedTuple):
     devices: list[Part]
 
 
+class Target(NamedTuple):
+    """A device on which operators can be tried: the framework's word for it, and its id in the report."""
+
+    word: str
+    device: str
+
+
+class Reading(NamedTuple):
+    """What a framework's answer means: its `detail`, its capabilities, and where operators can be tried."""
+
+    detail: Part
+    capabilities: list[str]
+    target: Target | None
+
+
 # Bytes beyond this are no memory of any machine (1 EiB); zero and below is unknown.
 _ABSURD_BYTES = 1 << 60
 
@@ -81,6 +96,11 @@ def size(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _ABSURD_BYTES:
         return value
     return None
+
+
+def flag(value: object) -> bool | None:
+    """Return a truth value as it came from outside; None for what is none."""
+    return value if isinstance(value, bool) else None
 
 
 def texts(value: object) -> list[str]:

@@ -119,14 +119,16 @@ class System:
         limit: float,
         python: str | None = None,
         env: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
     ) -> Answer:
-        """Run the child module `name` in an interpreter of its own for at most `limit` seconds.
+        """Run the child module `name` with `arguments` in an interpreter of its own for at most `limit` seconds.
 
         `python` is the jobs' interpreter, which the child sees as a job would (user site, PYTHONPATH); None is the one
         that runs now, isolated. The source comes from the module's loader: it may exist in memory only.
         """
         source = _source("gpulayer.gpu." + name)
         command = [sys.executable, "-I", "-S", "-c", source] if python is None else [python, "-c", source]
+        command += arguments
         outcome = run_bounded(command, timeout=self.remaining(limit), env=env or self.environ, with_answer=True)
         return parse_answer(outcome)
 

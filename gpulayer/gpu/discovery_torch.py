@@ -7,85 +7,71 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from gpulayer.gpu.discovery_notes import Notes
-from gpulayer.gpu.discovery_report import Part, Scene, new_device, size, text, texts
+from gpulayer.gpu.discovery_report import Part, Reading, Scene, Target, flag, new_device, size, text, texts
 from gpulayer.gpu.discovery_system import Answer
+from gpulayer.gpu.discovery_xpu import add_xpu_devices
 
-TORCH_LIMIT_S = 60.0
+_COLLECTIVE = ("gloo", "nccl", "xccl")
+_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+_WATERMARKS = ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
+_MPS_ENVIRONMENT = (_FALLBACK, *_WATERMARKS)  # what changes the meaning of everything else about MPS
 
 _BUSY = re.compile(r"out of memory|busy", re.IGNORECASE)
 _NO_KERNEL = re.compile(r"no kernel image|not compatible|invalid device function", re.IGNORECASE)
+_LEAST_MACOS = re.compile(r"mac\s?os\D{0,20}(\d{2}(?:\.\d{1,2})?)", re.IGNORECASE)
 _DRIVER_OLD = re.compile(r"driver.*too old", re.IGNORECASE | re.DOTALL)
 
 
-def status_of(answer: Answer) -> str:
-    """Return the report's word for how asking a framework ended."""
-    if answer.outcome.error is not None:
-        return "not_probed"
-    if "missing" in answer.errors:
-        return "not_installed"
-    if "import" in answer.errors:
-        return "import_failed"
-    if answer.outcome.timed_out:
-        return "timeout"
-    return "ok" if answer.done else "crashed"
-
-
-def settled(answer: Answer, devices: list[Part]) -> bool:
-    """Say whether the answer will be the same next time: all worked that could, or the framework is not installed.
+def torch_settled(answer: Answer, devices: list[Part]) -> bool:
+    """Say whether PyTorch will answer the same next time: all worked that could.
 
     A GPU that was busy or a Mac's session without Metal is asked again.
     """
-    if status_of(answer) == "not_installed":
-        return True
     values = answer.values
     products = [key for key in (*values, *answer.errors) if key.endswith("product")]
     expected = any(device["accelerator"] == "cuda" for device in devices) and bool(values.get("cuda"))
     return (
-        status_of(answer) == "ok"
-        and answer.valid
-        and all(values.get(key) == "ok" for key in products)
+        all(values.get(key) == "ok" for key in products)
         and values.get("mps_built") == values.get("mps_available")
         and bool(values.get("cuda_available") or not expected)
     )
 
 
-def read_torch(answer: Answer, scene: Scene) -> tuple[Part, list[str]]:
-    """Return PyTorch's `detail` and its capabilities; adds notes, and to the devices what it knows of them."""
-    notes, values, status = scene.notes, answer.values, status_of(answer)
-    notes.add_child("torch", answer)
-    if status == "not_installed":
-        notes.add("torch_not_installed", "torch", "PyTorch is not installed in the probed interpreter.")
-    elif status == "import_failed":
-        notes.add("torch_import_failed", "torch", "PyTorch cannot be imported.", answer.errors["import"])
+def read_torch(answer: Answer, scene: Scene) -> Reading:
+    """Return what PyTorch can do here; adds notes, and to the devices what it knows of them."""
+    values = answer.values
+    if "missing" in answer.errors:
+        scene.notes.add("torch_not_installed", "torch", "PyTorch is not installed in the probed interpreter.")
+    elif (error := answer.errors.get("import")) is not None:
+        scene.notes.add("torch_import_failed", "torch", "PyTorch cannot be imported.", error)
     capabilities = []
+    targets: list[Target] = []
     usable = None
-    if values.get("cpu_product") == "ok":
-        capabilities.append("torch")
-        capabilities += [f"torch.distributed.{name}" for name in ("gloo", "nccl") if values.get(name) is True]
     if "version" in values:
         usable = _mps(answer, scene)
+        if values.get("mps_available") is True:
+            targets += [Target("mps", device["id"]) for device in scene.devices if device["accelerator"] == "mps"]
         if usable:
             capabilities.append("torch.mps")
-        capabilities += _cuda(answer, scene)
-    plain = {key: text(values.get(key)) for key in ("cuda", "hip", "xpu")}
-    flags = {key: _flag(values.get(key)) for key in ("mps_built", "mps_available")}
+        for found, devices in (_cuda(answer, scene), add_xpu_devices(answer, scene)):
+            capabilities += found
+            targets += devices
+    if values.get("cpu_product") == "ok":
+        capabilities.append("torch")
+        capabilities += [f"torch.distributed.{name}" for name in _COLLECTIVE if values.get(name) is True]
+        targets.append(Target("cpu", "cpu:0"))
+    environ = scene.system.environ
     detail: Part = {
-        **plain,
-        **flags,
+        **{key: text(values.get(key)) for key in ("cuda", "hip", "xpu")},
+        **{key: flag(values.get(key)) for key in ("mps_built", "mps_available")},
         "mps_usable": usable,
+        "mps_environment": {name: environ[name][:200] for name in _MPS_ENVIRONMENT if name in environ},
         "arch_list": texts(values.get("arch_list")),
-        "gloo": _flag(values.get("gloo")),
-        "nccl": _flag(values.get("nccl")),
-        "ops": {},
+        **{key: flag(values.get(key)) for key in _COLLECTIVE},
     }
-    return detail, capabilities
-
-
-def _flag(value: Any) -> bool | None:  # noqa: ANN401  # from outside
-    return value if isinstance(value, bool) else None
+    return Reading(detail, capabilities, targets[0] if targets else None)
 
 
 def _mps(answer: Answer, scene: Scene) -> bool | None:
@@ -99,7 +85,7 @@ def _mps(answer: Answer, scene: Scene) -> bool | None:
         notes.add("mps_not_built", "torch", "This PyTorch was built without MPS.")
         return False
     if values.get("mps_built") and values.get("mps_available") is False:
-        notes.add("mps_built_unavailable", "torch", "PyTorch was built with MPS, and MPS is not available.")
+        _mps_unavailable(answer, scene)
         return False
     device = next((device for device in scene.devices if device["accelerator"] == "mps"), None)
     if device is not None and device["usable_memory_bytes"] is None and size(values.get("mps_memory")):
@@ -109,25 +95,44 @@ def _mps(answer: Answer, scene: Scene) -> bool | None:
         notes.add("mps_wrong_result", "torch", "MPS computed a wrong product: do not trust this GPU's results.")
     elif error is not None:
         notes.add("mps_alloc_failed", "torch", "MPS is available, and using it fails.", error)
+    control = flag(values.get("mps_control"))
+    if product == "ok" and control is False:
+        message = "float64 worked on mps, which has none: the CPU computed instead."
+        notes.add("cpu_fallback_suspected", device["id"] if device else "torch", message)
     if device is not None and (product == "wrong" or error is not None):
         device["health"] = "degraded"
-    return product == "ok" if product is not None or error is not None else None
+    if product == "ok":
+        return control
+    return False if product is not None or error is not None else None
+
+
+def _mps_unavailable(answer: Answer, scene: Scene) -> None:
+    """Say why where it is sure: PyTorch names the macOS that it needs, whatever the cause really is."""
+    least = _LEAST_MACOS.search(answer.errors.get("mps_refusal", ""))
+    host = _version(scene.host["os_version"] or "")
+    if least is not None and host is not None and host < (_version(least[1]) or host):
+        message = f"This PyTorch needs macOS {least[1]} for MPS; the host has {scene.host['os_version']}."
+        scene.notes.add("macos_too_old_for_torch", "torch", message)
+    else:
+        scene.notes.add("mps_built_unavailable", "torch", "PyTorch was built with MPS, and MPS is not available.")
+
+
+def _version(written: str) -> tuple[int, ...] | None:
+    found = re.match(r"\d{1,4}(\.\d{1,4})*", written)
+    return tuple(int(part) for part in found[0].split(".")) if found else None
 
 
 def _mps_environment(scene: Scene) -> None:
     environ = scene.system.environ
-    if environ.get("PYTORCH_ENABLE_MPS_FALLBACK", "0") not in {"", "0"}:
-        scene.notes.add(
-            "mps_fallback_enabled",
-            "torch",
-            "PYTORCH_ENABLE_MPS_FALLBACK is set on the host: operators that MPS lacks run on the CPU there.",
-        )
-    if any(f"PYTORCH_MPS_{bound}_WATERMARK_RATIO" in environ for bound in ("HIGH", "LOW")):
+    if environ.get(_FALLBACK, "0") not in {"", "0"}:
+        message = f"{_FALLBACK} is set on the host: operators that MPS lacks run on the CPU there."
+        scene.notes.add("mps_fallback_enabled", "torch", message)
+    if any(name in environ for name in _WATERMARKS):
         scene.notes.add("mps_watermark_changed", "torch", "The host's environment changes how much memory MPS takes.")
 
 
-def _cuda(answer: Answer, scene: Scene) -> list[str]:
-    """Return the capabilities of torch.cuda, under the name of the accelerator that is behind it."""
+def _cuda(answer: Answer, scene: Scene) -> tuple[list[str], list[Target]]:
+    """Return the capabilities of torch.cuda, under the name of the accelerator behind it, and its devices."""
     notes, values = scene.notes, answer.values
     accelerator = "rocm" if values.get("hip") else "cuda"
     present = any(device["accelerator"] == accelerator for device in scene.devices)
@@ -137,11 +142,12 @@ def _cuda(answer: Answer, scene: Scene) -> list[str]:
         notes.add("torch_cpu_build", "torch", "There is an NVIDIA GPU, and this PyTorch was built for CPUs only.")
     elif present and values.get("cuda_available") is False:
         _unavailable(values, notes)
-    worked = False
+    worked, targets = False, []
     for key in [key for key in values if re.fullmatch(r"cuda:\d{1,3}", key) and isinstance(values[key], dict)]:
         device = _join(int(key[5:]), values[key], accelerator, values, scene)
         worked = _judge(key, device, answer, notes) or worked
-    return [f"torch.{accelerator}"] if worked else []
+        targets.append(Target(key, device["id"]))
+    return [f"torch.{accelerator}"] if worked else [], targets
 
 
 def _unavailable(values: Part, notes: Notes) -> None:

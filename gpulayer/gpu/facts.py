@@ -84,12 +84,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkFact:
-    """One framework as the probed interpreter sees it. `ops` holds proven results by operator or dtype."""
+    """One framework as the probed interpreter sees it.
+
+    `ops` holds proven results by operator or dtype, on the device whose id is `ops_device`.
+    """
 
     name: str
     version: str | None
     status: str
     ops: Mapping[str, str] = field(default_factory=dict)
+    ops_device: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +207,7 @@ def _framework(entry: _Reader) -> FrameworkFact:
         version=entry.text("version"),
         status=entry.one_of("status", _STATUSES),
         ops=detail.texts("ops") if "ops" in detail.value else {},
+        ops_device=detail.text("ops_device", optional=True),
     )
 
 

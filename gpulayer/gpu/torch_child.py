@@ -52,7 +52,10 @@ def _product(torch: Any, device: str) -> str:
     matrix = torch.tensor(rows)
     wanted = (matrix @ matrix).tolist()
     there = matrix.to(device)
-    found = (there @ there).cpu().tolist()
+    product = there @ there
+    if str(product.device).partition(":")[0] != device.partition(":")[0]:
+        raise RuntimeError(f"the product of {device} is on {product.device}")
+    found = product.cpu().tolist()
     right = all(
         abs(one - other) <= _TOLERANCE
         for wanted_row, found_row in zip(wanted, found)
@@ -110,6 +113,46 @@ def _mps(torch: Any, report: _Report) -> None:
         report.ask("mps_memory", lambda: int(torch.mps.recommended_max_memory()))
         report.say("step", "a product on mps")
         report.ask("mps_product", lambda: _product(torch, "mps"))
+        report.ask("mps_control", lambda: _refuses_double(torch))
+    elif built:
+        report.ask("mps_refusal", lambda: str(torch.ones(1, device="mps").device))
+
+
+def _refuses_double(torch: Any) -> bool:
+    """Say whether mps refuses float64: Metal has no double, so that where it works the CPU does the work."""
+    try:
+        torch.ones(1, dtype=torch.float64, device="mps")
+    except (TypeError, RuntimeError):
+        return True
+    return False
+
+
+def _xpu(torch: Any, report: _Report) -> None:
+    """Ask for Intel's GPUs; how much of their memory is free is not known on some parts."""
+    if not report.ask("xpu_available", lambda: bool(torch.xpu.is_available())):
+        return
+    count = report.ask("xpu_count", lambda: int(torch.xpu.device_count()))
+    for index in range(count or 0):
+        key = f"xpu:{index}"
+        if report.ask(key, partial(_xpu_properties, torch, index)) is not None:
+            report.say("step", f"a product on {key}")
+            report.ask(f"{key}.free", partial(_xpu_free, torch, index))
+            report.ask(f"{key}.product", partial(_product, torch, key))
+
+
+def _xpu_properties(torch: Any, index: int) -> dict[str, Any]:
+    found = torch.xpu.get_device_properties(index)
+    values: dict[str, Any] = {}
+    for key, kind in (("name", str), ("uuid", str), ("driver_version", str), ("total_memory", int)):
+        if hasattr(found, key):
+            values[key] = kind(getattr(found, key))
+    if hasattr(found, "is_integrated_gpu"):
+        values["integrated"] = bool(found.is_integrated_gpu)
+    return values
+
+
+def _xpu_free(torch: Any, index: int) -> int:
+    return int(torch.xpu.mem_get_info(index)[0])
 
 
 def main(descriptor: int) -> None:
@@ -131,12 +174,15 @@ def main(descriptor: int) -> None:
     report.say("step", "torch.distributed")
     report.ask("gloo", lambda: _sum_alone(torch))
     report.ask("nccl", lambda: bool(torch.distributed.is_available() and torch.distributed.is_nccl_available()))
+    report.ask("xccl", lambda: bool(torch.distributed.is_available() and torch.distributed.is_xccl_available()))
     report.say("step", "torch.backends.mps")
     report.ask("mps", lambda: _mps(torch, report))
     report.say("step", "torch.cuda")
     report.ask("arch_list", lambda: [str(arch) for arch in torch.cuda.get_arch_list()])
     if _cuda_available(torch, report):
         _cuda_devices(torch, report)
+    report.say("step", "torch.xpu")
+    _xpu(torch, report)
     report.say("done", True)
 
 

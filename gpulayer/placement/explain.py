@@ -91,7 +91,7 @@ def _compute_capability(refusal: Refusal) -> str:
 def _dtype(refusal: Refusal) -> str:
     if refusal.found is None:
         return f"{' and '.join(refusal.needed)} cannot be used: Metal has no double-precision type"
-    return f"{' and '.join(refusal.needed)} was proven unsupported there (version {_found(refusal.found)})"
+    return f"{' and '.join(refusal.needed)} failed when it was tried there ({_found(refusal.found)})"
 
 
 def _cpus(refusal: Refusal) -> str:

@@ -176,7 +176,7 @@ def _facts_key(facts: HostFacts) -> tuple[Hashable, ...]:
         *(facts.cpu_logical, facts.memory_bytes, facts.memory_limit_bytes),
         facts.capabilities,
         tuple(
-            (name, fact.status, fact.version, tuple(sorted(fact.ops.items())))
+            (name, fact.status, fact.version, tuple(sorted(fact.ops.items())), positions.get(fact.ops_device or ""))
             for name, fact in sorted(facts.frameworks.items())
         ),
         frozenset(note.code for note in facts.notes if note.code in TELLING_NOTES),

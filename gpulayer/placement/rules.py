@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpulayer.gpu.facts import Device, HostFacts
+from gpulayer.gpu.facts import Device, FrameworkFact, HostFacts
 from gpulayer.placement.plan import Code, HostView, Kind, Refusal
 from gpulayer.spec.inventory import Host
 from gpulayer.spec.jobs import DistributedJob, JobSpec
@@ -21,6 +21,9 @@ GIB: Final = 2**30
 
 # A framework whose child did not come to an end is neither there nor absent.
 UNDECIDED_STATUS: Final = frozenset({"timeout", "not_probed"})
+
+# What proves that a dtype cannot be used; an error or a time limit may be of the moment.
+FAILED_OPS: Final = frozenset({"unsupported", "wrong", "crashed"})
 
 
 # A host whose report lists no CPU device has one all the same.
@@ -334,7 +337,7 @@ def compute_capability(job: JobSpec, accelerator: Accelerator, device: Device, _
 
 
 def dtype(job: JobSpec, accelerator: Accelerator, device: Device, site: Site) -> Refusal | None:
-    """Metal has no double (PyTorch's MPS page; MLX alike); other dtypes count as there until proven unsupported."""
+    """Metal has no double (PyTorch's MPS page; MLX alike); other dtypes count as there until the device failed them."""
     if not job.resources.dtypes:
         return None
     never = sorted(NEVER_DTYPES.get(accelerator, frozenset()).intersection(job.resources.dtypes))
@@ -348,19 +351,19 @@ def dtype(job: JobSpec, accelerator: Accelerator, device: Device, site: Site) ->
             fix="use `accelerator: cpu`, or float32 and complex64; PYTORCH_ENABLE_MPS_FALLBACK=1 does not help",
         )
     fact = site.facts.frameworks.get(job.framework) if job.framework else None
-    if fact is None or accelerator is Accelerator.CPU:
+    if fact is None or not _tried_on(device, fact, site.facts):
         return None
-    proven = sorted(name for name in job.resources.dtypes if fact.ops.get(name) == "unsupported")
-    if not proven:
+    failed = {name: fact.ops[name] for name in sorted(job.resources.dtypes) if fact.ops.get(name) in FAILED_OPS}
+    if not failed:
         return None
     return Refusal(
         code=Code.DTYPE,
         kind=Kind.HOST,
         accelerator=accelerator,
         device=device.id,
-        needed=proven,
-        found=fact.version,
-        fix="a newer version of the framework may have it; or use another dtype",
+        needed=sorted(failed),
+        found=", ".join(f"{name} {result}" for name, result in failed.items()),
+        fix="a newer version of the framework may have it (`gpulayer probe --deep` tries again); or use another dtype",
     )
 
 
@@ -374,6 +377,18 @@ HOST_RULES: Final[tuple[HostRule, ...]] = (labels, drain, distributed)
 SITE_RULES: Final[tuple[SiteRule, ...]] = (expect, cpus, capabilities)
 ACCELERATOR_RULES: Final[tuple[AcceleratorRule, ...]] = (framework, gpu_count, memory)
 DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (health, memory_kind, gpu_memory, compute_capability, dtype)
+
+
+def _tried_on(device: Device, fact: FrameworkFact, facts: HostFacts) -> bool:
+    """Say whether `ops` were tried on this device or on one of its model; where no device is told, on any GPU."""
+    if fact.ops_device is None:
+        return device.accelerator != Accelerator.CPU
+    tried = next((one for one in facts.devices if one.id == fact.ops_device), None)
+    return tried is not None and _model(tried) == _model(device)
+
+
+def _model(device: Device) -> tuple[object, ...]:
+    return device.accelerator, device.name, device.compute_capability, device.virtual
 
 
 def _is_unified(accelerator: Accelerator, site: Site) -> bool:

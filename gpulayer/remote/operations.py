@@ -185,12 +185,13 @@ class Task:
 
 def probe(host: Host, request: Request) -> Task:
     """Observe this host in a child, so that the connection stays alive meanwhile."""
-    python, frameworks, fresh = request.text_or_none("python"), request.texts("frameworks"), request.flag("fresh")
+    python, frameworks = request.text_or_none("python"), request.texts("frameworks")
+    fresh, deep = request.flag("fresh"), request.flag("deep")
 
     def observe() -> bytes:
         from gpulayer.gpu import discovery
 
-        report = discovery.probe(python, frameworks, fresh=fresh, state_root=host.folder)
+        report = discovery.probe(python, frameworks, fresh=fresh, deep=deep, state_root=host.folder)
         return json.dumps(report).encode("ascii")
 
     return _in_child(host, request, observe)

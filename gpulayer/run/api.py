@@ -39,16 +39,19 @@ async def probe(
     *,
     frameworks: Sequence[str] = planning.FRAMEWORKS,
     fresh: bool = False,
+    deep: bool = False,
     options: ConnectOptions | None = None,
     fleet: Fleet | None = None,
 ) -> list[Surveyed]:
     """Return what the hosts are, in the inventory's order; one that fails is not reached, with the stage and why.
 
+    `deep` tries operators and dtypes on the first device of each framework, which later plans go by.
+
     UsageError where `hosts` names one that is not in the inventory.
     """
     asked = _named(inventory, hosts)
     async with connected(inventory, options, fleet) as reached:
-        return await survey(reached, asked, Question(frameworks=tuple(frameworks), fresh=fresh))
+        return await survey(reached, asked, Question(frameworks=tuple(frameworks), fresh=fresh, deep=deep))
 
 
 async def holders(

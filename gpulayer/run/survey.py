@@ -16,7 +16,9 @@ from gpulayer.run.replies import Reader, RunState, run_state
 from gpulayer.spec.inventory import Host, Inventory
 
 FLEET_SCHEMA: Final = "gpulayer.fleet/1"
-PROBE_LIMIT: Final = 120.0  # seconds: torch's first import on a cold disk takes tens of them
+# Seconds; the probe's own deadlines are 10 s shorter. Torch's first import on a cold disk takes tens of them.
+PROBE_LIMIT: Final = 130.0
+DEEP_PROBE_LIMIT: Final = 310.0
 
 LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists no runs
 
@@ -35,13 +37,14 @@ class Question:
     """What is asked of every host.
 
     `project` None asks for no runs and holders; `frameworks` None asks for no probe. `python` is the interpreter that
-    is probed, on the host; None is the inventory's.
+    is probed, on the host; None is the inventory's. `deep` tries operators and dtypes.
     """
 
     project: str | None = None
     frameworks: tuple[str, ...] | None = ()
     python: str | None = None
     fresh: bool = False
+    deep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +95,11 @@ async def _probe(session: Session, host: Host, question: Question) -> tuple[Mapp
         return None, None
     reply = await session.request(
         "probe",
-        timeout=PROBE_LIMIT,
+        timeout=DEEP_PROBE_LIMIT if question.deep else PROBE_LIMIT,
         python=question.python or session.python,
         frameworks=list(question.frameworks),
         fresh=question.fresh,
+        deep=question.deep,
     )
     try:
         report = json.loads(reply.payload)
