@@ -59,7 +59,9 @@ def device(accelerator: str, index: int = 0, **facts: Any) -> dict[str, Any]:
     return entry | facts
 
 
-def framework(name: str, *, version: str = "2.13.0", status: str = "ok", ops: Any = None) -> dict[str, Any]:
+def framework(
+    name: str, *, version: str = "2.13.0", status: str = "ok", ops: Any = None, ops_device: str | None = None
+) -> dict[str, Any]:
     return {
         "name": name,
         "version": version,
@@ -67,7 +69,7 @@ def framework(name: str, *, version: str = "2.13.0", status: str = "ok", ops: An
         "elapsed_ms": 1,
         "status": status,
         "signal": None,
-        "detail": {"ops": ops or {}},
+        "detail": {"ops": ops or {}, "ops_device": ops_device},
     }
 
 

@@ -52,6 +52,10 @@ class Room:
     memory: int | None
 
 
+# What a trial of a dtype ends with where it proves that it cannot be used.
+FAILED = {"unsupported", "wrong", "crashed"}
+
+
 def judge(
     plan: Mapping[str, Any],
     fleet: Mapping[str, Any],
@@ -129,7 +133,7 @@ def suits(job: Mapping[str, Any], accelerator: str, device: Mapping[str, Any], r
     if accelerator == "mps" and dtypes & {"float64", "complex128"}:
         return False
     ops = [one["detail"].get("ops", {}) for one in report["frameworks"] if one["name"] == job.get("framework")]
-    return accelerator == "cpu" or not any(op.get(dtype) == "unsupported" for op in ops for dtype in dtypes)
+    return accelerator == "cpu" or not any(op.get(dtype) in FAILED for op in ops for dtype in dtypes)
 
 
 def _host_suits(job: Mapping[str, Any], name: str, entry: Mapping[str, Any], known: Known) -> bool:

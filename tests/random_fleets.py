@@ -13,7 +13,7 @@ from tests.oracle import Known
 CAPABILITIES = ("torch", "torch.mps", "torch.cuda", "torch.rocm", "mlx", "mlx.metal", "mlx.cuda", "mlx.cpu")
 NOTES = ("nvidia_smi_timeout", "metal_probe_failed", "torch_not_installed")
 SIZES = (4, 8, 16, 24)
-UNSUPPORTED = {"bfloat16": "unsupported"}
+FAILING = tuple({"bfloat16": result} for result in ("unsupported", "wrong", "crashed"))
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def random_report(dice: Dice) -> dict[str, Any] | None:
     devices = []
     for accelerator in {"cpu": (), "both": ("cuda", "rocm")}.get(kind, (kind,)):
         devices += random_gpus(dice, accelerator, memory)
-    torch = framework("torch", status=dice.rarely("ok", "timeout", "crashed"), ops=dice.rarely({}, UNSUPPORTED))
+    torch = framework("torch", status=dice.rarely("ok", "timeout", "crashed"), ops=dice.rarely({}, *FAILING))
     return report(
         *devices,
         memory=memory,

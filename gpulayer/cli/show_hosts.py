@@ -25,6 +25,9 @@ def show_hosts(screen: Screen, views: Sequence[HostView]) -> None:
         screen.say()
         capabilities = ((name, ", ".join(sorted(facts.capabilities)) or "none seen working") for name, facts in known)
         screen.show(table(("HOST", "CAPABILITIES"), capabilities))
+    if tried := [row for name, facts in known for row in _tried(name, facts)]:
+        screen.say()
+        screen.show(table(("HOST", "TRIED", "WORKED", "DID NOT"), tried))
     for severity, text in _notes(known):
         screen.say(text, SEVERITIES[severity])
     for view in views:
@@ -65,6 +68,17 @@ def _devices(name: str, facts: HostFacts) -> Iterator[tuple[str, ...]]:
             size(device.usable_bytes),
             size(device.free_bytes),
         )
+
+
+def _tried(name: str, facts: HostFacts) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each framework whose operators and dtypes were tried, now or before."""
+    devices = {device.id: f"{device.accelerator}:{device.index}" for device in facts.devices}
+    for fact in facts.frameworks.values():
+        if fact.ops:
+            where = devices.get(fact.ops_device or "", fact.ops_device or "an unknown device")
+            worked = ", ".join(key for key, result in fact.ops.items() if result == "ok")
+            failed = ", ".join(f"{key} ({result})" for key, result in fact.ops.items() if result != "ok")
+            yield name, f"{fact.name} on {where}", worked or "nothing", failed or "-"
 
 
 def _device(device: Device) -> str:

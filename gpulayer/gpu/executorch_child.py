@@ -30,6 +30,14 @@ def _ask(report: Any) -> None:
         report(f"available:{name}", bool(registry.is_available(name)))
 
 
+def _version() -> str | None:
+    """Return the version; None for a copy that was not installed as a package."""
+    try:
+        return metadata.version("executorch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def main(descriptor: int) -> None:
     """Write the answers to `descriptor`."""
 
@@ -41,7 +49,7 @@ def main(descriptor: int) -> None:
         # Its import may crash, hang or exit, and says of a missing torch that ExecuTorch is to be installed again.
         say("torch", find_spec("torch") is not None)
         importlib.import_module("executorch")
-        say("version", metadata.version("executorch"))
+        say("version", _version())
         say("step", "the runtime")
         _ask(say)
     except BaseException as error:  # noqa: BLE001

@@ -30,6 +30,7 @@ _ACCELERATORS = ("mps", "cuda", "rocm", "xpu", "cpu")
 _MEMORY_KINDS = ("dedicated", "unified")
 _SYSTEMS = ("darwin", "linux")
 _STATUSES = ("ok", "not_installed", "import_failed", "timeout", "crashed", "not_probed")
+_RESULTS = ("ok", "unsupported", "wrong", "error", "crashed", "timeout")
 _SELECTORS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     "ONEAPI_DEVICE_SELECTOR",
@@ -206,7 +207,7 @@ def _framework(entry: _Reader) -> FrameworkFact:
         name=entry.matching("name", _WORD),
         version=entry.text("version"),
         status=entry.one_of("status", _STATUSES),
-        ops=detail.texts("ops") if "ops" in detail.value else {},
+        ops=detail.results("ops") if "ops" in detail.value else {},
         ops_device=detail.text("ops_device", optional=True),
     )
 
@@ -319,6 +320,10 @@ class _Reader:
             if not isinstance(name, str) or len(name) > _TEXT or (allowed is not None and name not in allowed):
                 raise BadReportError(reader.path, f"{_shown(name)} is not a name that may stand here")
         return {name: reader.required_text(name) for name in reader.value}
+
+    def results(self, key: str) -> dict[str, str]:
+        reader = self.object(key)
+        return {name: reader.one_of(name, _RESULTS) for name in self.texts(key)}
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,7 @@
 """Operators and dtypes of PyTorch, each tried once on one device. SHIPPED.
 
 Runs as `python -c SOURCE DEVICE [KEY] FD` in the jobs' interpreter. It says first which `keys` there are, then `step`
-and one line for each: `[key, "ok" or "wrong"]`, or `[key, null, "Class: text"]`. What is expected is exact in every format
+and one line for each: `[key, "ok" or "wrong"]`, or `[key, null, "Class: text"]`. What is expected is exact in any form
 (small whole numbers) or comes from the CPU. Chosen for what has failed on real devices: half precision, integers beyond
 32 bits, wrapping sums, double (which Metal lacks, so that it tells whether a tensor is really there), linear algebra (a
 virtual Apple GPU cannot build its pipelines), and strided views in attention and convolution.

@@ -80,3 +80,19 @@ def test_a_full_disk_is_said(gpulayer: Commander) -> None:
     assert done.returncode == 2
     assert b"cannot be written: No space left on device" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_a_deep_probe_shows_what_was_tried_and_a_later_plan_goes_by_it(gpulayer: Commander) -> None:
+    gpulayer.extra["VIRTUAL_ENV"] = sys.prefix
+    result = gpulayer("probe", "--framework", "mlx", "--deep")
+    assert (result.code, "mlx on cpu:0" in result.out) == (0, True)
+    assert re.search(r"DID NOT", result.out)
+    assert "complex128 (unsupported)" in " ".join(result.out.split())
+    gpulayer.write(
+        "jobs.yaml",
+        "version: 1\njobs:\n  it:\n    accelerator: cpu\n    framework: mlx\n"
+        "    resources: {dtypes: [complex128]}\n    command: [python, -V]\n",
+    )
+    plan = gpulayer("plan", "jobs.yaml", "--json")
+    (refusal,) = next(iter(plan.json()["shapes"].values()))["refusals"]
+    assert (plan.code, refusal["code"], refusal["found"]) == (3, "dtype", "complex128 unsupported")

@@ -130,10 +130,15 @@ def write_program(path: Path, content: str) -> Path:
     return path
 
 
+def write_stand_in(site: Path, name: str, said: Mapping[str, Any]) -> None:
+    """Put a stand-in of the framework `name` that says `said` into the folder `site`."""
+    shutil.copytree(HERE / "stand_ins" / name, site / name, dirs_exist_ok=True)
+    (site / name / f"{name}.json").write_text(json.dumps(said))
+
+
 def write_torch(site: Path, said: Mapping[str, Any]) -> None:
     """Put a stand-in torch that says `said` into the folder `site`."""
-    shutil.copytree(HERE / "stand_ins" / "torch", site / "torch", dirs_exist_ok=True)
-    (site / "torch" / "torch.json").write_text(json.dumps(said))
+    write_stand_in(site, "torch", said)
 
 
 def _build(
@@ -152,6 +157,11 @@ def _build(
     return SimulatedMachine(folder=folder, python=program, bin=program.parent)
 
 
+def write_missing(site: Path, name: str) -> None:
+    """Make `import <name>` fail as where it is not installed, whatever the interpreter has."""
+    (site / f"{name}.py").write_text(f'raise ModuleNotFoundError("No module named {name!r}", name={name!r})\n')
+
+
 def write_missing_torch(site: Path) -> None:
     """Make `import torch` fail as where it is not installed, whatever the interpreter has."""
-    (site / "torch.py").write_text('raise ModuleNotFoundError("No module named \'torch\'", name="torch")\n')
+    write_missing(site, "torch")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpulayer.gpu import discovery
+from gpulayer.gpu import discovery, discovery_frameworks
 from gpulayer.gpu.discovery import probe
 from tests.machines import (
     CUDA_TORCH,
@@ -171,7 +171,8 @@ def test_a_torch_that_crashes_while_it_computes_keeps_what_it_showed_before(pyth
 def test_a_torch_that_hangs_is_cut_off_even_where_it_ignores_signals(
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "TORCH_LIMIT_S", 0.5)
+    frameworks = discovery_frameworks._FRAMEWORKS
+    monkeypatch.setitem(frameworks, "torch", frameworks["torch"]._replace(limit=0.5))
     start = time.monotonic()
     report = broken(python, "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
     assert time.monotonic() - start < 10
@@ -263,15 +264,9 @@ def test_an_interpreter_that_cannot_be_started(tmp_path: Path) -> None:
     assert report["devices"][0]["id"] == "apple:0"
 
 
-def test_frameworks_without_a_probe_are_said_to_be_unprobed(python: Path) -> None:
-    report = probe(str(python), ["mlx", "executorch"], system=play(mac_recording(children={**INTERPRETER})))
-    assert [(entry["name"], entry["status"]) for entry in report["frameworks"]] == [
-        ("mlx", "not_probed"),
-        ("executorch", "not_probed"),
-    ]
-    assert report["capabilities"] == []
+def test_a_framework_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="not a framework: tensorflow"):
-        probe(str(python), ["tensorflow"])
+        probe(sys.executable, ["tensorflow"])
 
 
 def gpu(**changes: Any) -> dict[str, Any]:

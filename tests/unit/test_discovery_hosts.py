@@ -167,7 +167,47 @@ def test_without_metal_the_gpu_is_there_and_its_health_unknown(children: dict[st
     device = report["devices"][0]
     assert (device["id"], device["health"], device["name"]) == ("apple:0", "unknown", "Apple M2 Max")
     assert (device["memory_bytes"], device["usable_memory_bytes"], device["usable_source"]) == (MAC_MEMORY, None, None)
-    assert codes(report)[0] == ("metal_no_device" if children else "metal_probe_failed")
+    assert codes(report)[0] == ("sandboxed_gpu" if children else "metal_probe_failed")
+
+
+def test_a_gpu_that_neither_metal_nor_the_system_lists_is_there_all_the_same() -> None:
+    """system_profiler is the last to be asked, and only then."""
+    recording = mac_recording()
+    commands = {key: value for key, value in recording["commands"].items() if "AGXAccelerator" not in key}
+    none: dict[str, Any] = {"metal_child": {"devices": []}}
+    card = {"sppci_model": "Apple M2 Max", "sppci_cores": "30", "spdisplays_mtlgpufamilysupport": "spdisplays_metal3"}
+    told = json.dumps({"SPDisplaysDataType": [card]})
+    profiler = "/usr/sbin/system_profiler SPDisplaysDataType -json"
+    report = mac(children=none, commands={**commands, profiler: told})
+    device = report["devices"][0]
+    assert (device["name"], device["gpu_cores"], device["metal_family"]) == ("Apple M2 Max", 30, "metal3")
+    assert codes(report) == ["metal_no_device"]
+    assert codes(mac(children=none, commands=commands)) == ["metal_no_device", "system_profiler_empty"]
+
+
+def test_apples_stand_in_for_python_is_never_started() -> None:
+    """The recording knows no xcode-select: that is a Mac without developer tools."""
+    report = probe("/usr/bin/python3", ["torch"], system=play(mac_recording()))
+    assert report["host"]["python"]["executable"] is None
+    assert report["frameworks"][0]["status"] == "not_probed"
+    note = next(note for note in report["notes"] if note["code"] == "python_unusable")
+    assert "stand-in" in note["message"]
+    tools = {**mac_recording()["commands"], "/usr/bin/xcode-select -p": "/Library/Developer/CommandLineTools\n"}
+    report = probe("/usr/bin/python3", system=play(mac_recording(commands=tools)))
+    assert "stand-in" not in json.dumps(report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("listing", "found"),
+    [
+        (None, None),
+        ("    device          \tnode GUID\n    ------          \t----------------\n", False),
+        ("    device          \tnode GUID\n    ------          \t----------------\n    rdma_en2\t8400\n", True),
+    ],
+)
+def test_rdma_over_thunderbolt(listing: str | None, found: bool | None) -> None:
+    commands = {**mac_recording()["commands"], **({"/usr/bin/ibv_devices": listing} if listing else {})}
+    assert mac(commands=commands)["network"]["thunderbolt_rdma"] is found
 
 
 def test_the_wired_limit_counts_only_where_it_is_set() -> None:

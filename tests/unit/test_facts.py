@@ -100,7 +100,7 @@ UNREAD = {
     *(f"devices.*.{key}" for key in ("max_buffer_bytes", "runtime_version")),
     *(f"frameworks.*.{key}" for key in ("python", "elapsed_ms", "signal", "cached")),
     *(f"frameworks.*.detail.{key}" for key in ("cuda", "hip", "xpu", "mps_built", "mps_available", "mps_usable")),
-    *(f"frameworks.*.detail.{key}" for key in ("arch_list", "gloo", "nccl")),
+    *(f"frameworks.*.detail.{key}" for key in ("arch_list", "gloo", "nccl", "xccl", "mps_environment", "op_errors")),
 }
 
 
@@ -214,7 +214,9 @@ def test_any_missing_key_is_refused_or_not_needed(path: tuple[Any, ...]) -> None
         inner = inner[key]
     if isinstance(inner, dict):
         del inner[path[-1]]
-    optional = {"host.disk_free_bytes", "host.python.real_path", "frameworks.*.detail.ops"}
+    optional = {"host.disk_free_bytes", "host.python.real_path", "frameworks.*.detail.ops"} | {
+        "frameworks.*.detail.ops_device"
+    }
     is_entry = isinstance(path[-1], int) or name_of(path[:-1]).endswith("select_env")
     assert accepts(report) is (is_entry or not is_read(path) or name_of(path) in optional)
 

@@ -34,6 +34,12 @@ def on(accelerator: str | list[str], *, framework: str | None = None, **resource
     return job | ({"framework": framework} if framework else {})
 
 
+def tried(result: str, where: str, *devices: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """A host where PyTorch's int64 was tried on the device `where`."""
+    torch = framework("torch", ops={"int64": result, "float32": "ok"}, ops_device=where)
+    return report(*devices, frameworks=(torch,), **{"capabilities": ("torch.cuda",), **facts})
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], Code, Kind]] = {
     "no answer": (on("cpu"), None, {}, Code.UNREACHABLE, Kind.HOST),
     "drained": (on("cpu"), PLAIN, {"drain": True}, Code.DRAIN, Kind.HOST),
@@ -77,6 +83,27 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], Co
             capabilities=("torch.cuda",),
             frameworks=(framework("torch", ops={"bfloat16": "unsupported"}),),
         ),
+        {},
+        Code.DTYPE,
+        Kind.HOST,
+    ),
+    "a dtype that was wrong on this device": (
+        on("cuda", framework="torch", dtypes=["int64"]),
+        tried("wrong", "GPU-0", device("cuda")),
+        {},
+        Code.DTYPE,
+        Kind.HOST,
+    ),
+    "a dtype that crashed on another device of its model": (
+        on("cuda", framework="torch", dtypes=["int64"], gpus=2),
+        tried("crashed", "GPU-0", device("cuda", name="A"), device("cuda", 1, name="A")),
+        {},
+        Code.DTYPE,
+        Kind.HOST,
+    ),
+    "a dtype that the CPU lacks": (
+        on("cpu", framework="torch", dtypes=["int64"]),
+        tried("unsupported", "cpu:0", capabilities=("torch",)),
         {},
         Code.DTYPE,
         Kind.HOST,
@@ -127,6 +154,21 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "double on a CPU": (on("cpu", dtypes=["float64"]), MAC, {}),
     "double on CUDA": (on("cuda", dtypes=["float64"]), BOX, {}),
     "a dtype that nobody tried": (on("mps", dtypes=["bfloat16"]), MAC, {}),
+    "a dtype that another model of GPU lacks": (
+        on("cuda", framework="torch", dtypes=["int64"]),
+        tried("unsupported", "GPU-0", device("cuda", name="A"), device("cuda", 1, name="B")),
+        {},
+    ),
+    "a dtype that the CPU lacks, on a GPU": (
+        on("cuda", framework="torch", dtypes=["int64"]),
+        tried("unsupported", "cpu:0", device("cuda")),
+        {},
+    ),
+    "a dtype whose trial failed for some other reason": (
+        on("cuda", framework="torch", dtypes=["int64"]),
+        tried("error", "GPU-0", device("cuda")),
+        {},
+    ),
     "one of a list": (on(["cuda", "mps"]), MAC, {}),
     "exactly enough": (on("cuda", gpu_memory_gb=24, gpus=2), BOX, {}),
     "dedicated": (on("cuda", gpu_memory_kind="dedicated"), BOX, {}),

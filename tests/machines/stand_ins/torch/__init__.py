@@ -1,7 +1,8 @@
 """A stand-in for PyTorch: answers what `torch.json` beside it says, and multiplies matrices in plain Python.
 
 Simulated: nothing that it computes says anything of a GPU. `torch.json` may hold `version`, `cuda`, `hip`, `mps` (null,
-or {"available", "product", "memory"}) and `devices` (properties of torch.cuda's devices, each with its `product`). A
+or {"available", "product", "memory"}; `refusal` is the text of its error, `double` makes float64 work), `devices`
+(properties of torch.cuda's devices, each with its `product`) and `xpu` (likewise, with `free`: null raises). A
 `product` is "ok", "wrong", or the text of the RuntimeError that it raises.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 _said: dict[str, Any] = json.loads((Path(__file__).parent / "torch.json").read_text())
 _mps: dict[str, Any] | None = _said.get("mps")
 _devices: list[dict[str, Any]] = _said.get("devices", [])
+_xpus: list[dict[str, Any]] = _said.get("xpu", [])
 
 __version__: str = _said["version"]
 version = SimpleNamespace(cuda=_said.get("cuda"), hip=_said.get("hip"), xpu=None)
@@ -29,6 +31,8 @@ def _product_of(device: str) -> str:
         return str(_mps.get("product", "ok"))
     if device.startswith("cuda") and _devices:
         return str(_devices[int(device.partition(":")[2] or 0)].get("product", "ok"))
+    if device.startswith("xpu") and _xpus:
+        return str(_xpus[int(device.partition(":")[2] or 0)].get("product", "ok"))
     raise RuntimeError(f"no such device: {device}")
 
 
@@ -61,7 +65,14 @@ def tensor(rows: Any, device: str = "cpu") -> Tensor:
     return Tensor(rows).to(device)
 
 
-def ones(*shape: int, device: str = "cpu") -> Tensor:
+float64 = "float64"
+
+
+def ones(*shape: int, dtype: str | None = None, device: str = "cpu") -> Tensor:
+    if _mps is not None and not _mps["available"] and device == "mps":
+        raise RuntimeError(_mps.get("refusal", "not available"))
+    if device == "mps" and dtype == float64 and not (_mps or {}).get("double"):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
     row = [1.0] * shape[-1]
     return tensor(row if len(shape) == 1 else [list(row) for _ in range(shape[0])], device)
 
@@ -87,8 +98,23 @@ cuda = SimpleNamespace(
         **{key: value for key, value in _devices[index].items() if key != "product"}
     ),
 )
+
+
+def _xpu_memory(index: int) -> tuple[int, int]:
+    if _xpus[index].get("free") is None:
+        raise RuntimeError("The device doesn't support querying the available free memory.")
+    return _xpus[index]["free"], _xpus[index]["total_memory"]
+
+
+xpu = SimpleNamespace(
+    is_available=lambda: bool(_xpus),
+    device_count=lambda: len(_xpus),
+    get_device_properties=lambda index: SimpleNamespace(**_xpus[index]),
+    mem_get_info=_xpu_memory,
+)
 distributed = SimpleNamespace(
     is_available=lambda: True,
+    is_xccl_available=lambda: bool(_xpus),
     is_gloo_available=lambda: True,
     is_nccl_available=lambda: bool(_devices),
     HashStore=lambda: None,
