@@ -21,7 +21,7 @@ from gpulayer.run.lock import launching
 from gpulayer.run.planning import changed_code, check_applicable, code_of, documents_of, question_for
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, reached, survey
-from gpulayer.run.work import Outcome, Step, Work, needed_hosts, outcome_of, planned_outcome, works_of
+from gpulayer.run.work import Outcome, Step, Work, known_elsewhere, needed_hosts, outcome_of, planned_outcome, works_of
 from gpulayer.spec.inventory import Inventory
 from gpulayer.spec.jobs import JobSet
 
@@ -81,6 +81,8 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
         must, may = needed_hosts(plan)
         known = {job.run for job in plan.jobs}
         may |= {run.host for run in history if run.run in known - collected}
+        if known_elsewhere(plan, history):
+            may |= {host.name for host in plan.hosts if host.reached}
         hosts = [host for name, host in scene.inventory.hosts.items() if name in must | may]
         code = await code_of(jobs, scene.inventory)
         views = reached([answer.view for answer in await survey(scene.fleet, hosts, question_for(jobs))])

@@ -139,6 +139,12 @@ def needed_hosts(plan: Plan) -> tuple[set[str], set[str]]:
     return must, may - must
 
 
+def known_elsewhere(plan: Plan, history: Iterable[KnownRun]) -> bool:
+    """Tell whether jobs had ended on some host when another controller asked: their logs and outputs are not here."""
+    ended = {planned.run for planned in plan.jobs if planned.action in {Action.UP_TO_DATE, Action.FAILED}}
+    return bool(ended - {run.run for run in history})
+
+
 def works_of(
     plan: Plan, jobs: JobSet, views: Mapping[str, HostView], history: Iterable[KnownRun], *, resume: bool
 ) -> list[Work]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -40,6 +42,21 @@ async def test_twelve_jobs_run_and_then_all_is_up_to_date(project: Project) -> N
     assert summary(await project.apply(again)) == (0, {"up_to_date": 12})
     assert summary(await project.apply(plan)) == (0, {"up_to_date": 12})
     assert set(project.starts().values()) == {1}
+
+
+async def test_what_another_controller_ran_is_up_to_date_and_brought_here(project: Project, tmp_path: Path) -> None:
+    project.write({"one": {"command": f"{STARTED}; echo kept | tee result.txt", "outputs": ["*.txt"]}})
+    assert summary(await project.apply()) == (0, {"succeeded": 1})
+    (run,) = project.runs()
+    elsewhere = tmp_path / "another-machine" / project.name
+    elsewhere.mkdir(parents=True)
+    for name in ("jobs.yaml", "inventory.yaml"):
+        shutil.copy(project.folder / name, elsewhere)
+    other = replace(project, folder=elsewhere)
+    assert summary(await other.apply()) == (0, {"up_to_date": 1})
+    assert project.starts() == {run: 1}
+    assert (other.paths.outputs(run) / "result.txt").read_text() == "kept\n"
+    assert other.logs_are_equal()
 
 
 async def test_a_job_that_exits_3_gives_1(project: Project) -> None:
