@@ -97,7 +97,7 @@ def random_twin(dice: Dice, one: dict[str, Any] | None) -> dict[str, Any] | None
         (first, "usable_memory_bytes", [None, gib(3)]),
         (first, "memory_kind", ["dedicated", "unified", None]),
         (one, "capabilities", [[], sorted(CAPABILITIES)]),
-        (one, "frameworks", [[], [framework("torch", status="timeout")], [framework("torch", ops=UNSUPPORTED)]]),
+        (one, "frameworks", [[], [framework("torch", status="timeout")], [framework("torch", ops=FAILING[0])]]),
         (one, "notes", [[], report(notes=NOTES)["notes"]]),
     ]
     where, fact, values = dice.choice(changes)
