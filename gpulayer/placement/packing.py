@@ -186,7 +186,10 @@ class Packing:
         machine.wake()
 
     def observe(self, view: HostView) -> None:
-        """Take a host's newer answer to who holds what; what our own jobs have stays theirs."""
+        """Take a host's newer answer to who holds what; what our own jobs have stays theirs.
+
+        A job that could not start, since others hold its device, is to be released first.
+        """
         machine = self._machines[self._index[view.host.name]]
         machine.foreign = set(view.holders) - machine.ours
         machine.foreign_slots = max(0, view.slots_held - machine.slots_used)

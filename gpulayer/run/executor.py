@@ -256,15 +256,22 @@ class Executor:
         self.reporter.status(work.run, reason=f"{host} is busy" + (f": {answer.holder}" if answer.holder else ""))
         await asyncio.sleep(BUSY[min(work.busy, len(BUSY) - 1)])
         work.busy += 1
-        await self._ask(host)
-        self._free(work)
+        await self._ask(host, put_back=work)
         self._enqueue(work)
 
-    async def _ask(self, host: str) -> None:
-        """Learn anew who holds what on a host."""
+    async def _ask(self, host: str, put_back: Work | None = None) -> None:
+        """Learn anew who holds what on a host, where the job that is put back has nothing any more.
+
+        Its place is kept until the answer is there, so that no other job tries the same; and it is given back before
+        the answer counts, or else the lease that was in its way would be taken for its own.
+        """
         try:
             taken = await self.links.insist(host, lambda session: occupancy(session, self.project))
         except (HostError, AgentError):
+            taken = None
+        if put_back is not None:
+            self._free(put_back)
+        if taken is None:
             self._lose(host)
         else:
             self.views[host] = replace(self.views[host], holders=taken.holders, slots_held=taken.slots_held)

@@ -5,6 +5,8 @@ What the probe sees of the machines is simulated; nothing here is evidence for h
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.placement.plan import Action
+from gpulayer.remote.leases import Leases
 from gpulayer.run import api
 from gpulayer.run.survey import fleet_document
 from tests.machines import H200_IDS, simulated_cuda_host, simulated_mac
@@ -94,6 +97,24 @@ async def test_more_jobs_than_devices_take_turns(mixed: Project) -> None:
         assert (device in held) is (sign == "-")
         held ^= {device}
     assert {device for _, device in lines} == set(H200_IDS)
+
+
+async def test_a_device_that_somebody_took_after_the_plan_is_left_for_one_that_is_free(mixed: Project) -> None:
+    mixed.write({"job": {"command": TOLD, "accelerator": "cuda"}})
+    plan = await mixed.plan()
+    (job,) = plan.jobs
+    assert job.placement is not None
+    other = Leases(str(mixed.hosts["sim-cuda"].entry["lease_dir"]))
+    locks = other.take_devices(list(job.placement.devices), 1, "somebody-else")
+    try:
+        async with asyncio.timeout(30):
+            events = await mixed.apply(plan)
+    finally:
+        for lock in locks:
+            os.close(lock)
+    assert summary(events) == (0, {"succeeded": 1})
+    (free,) = set(H200_IDS) - set(job.placement.devices)
+    assert f"|{free}|" in output(events, "job").decode()
 
 
 async def test_a_saved_fleet_plans_as_the_fleet_itself(mixed: Project) -> None:

@@ -121,6 +121,14 @@ def test_what_our_jobs_hold_is_not_taken_for_others() -> None:
     assert packing.place(declared["b"]) is not None
 
 
+def test_a_device_that_others_took_first_is_left_for_one_that_is_free() -> None:
+    packing, declared = packing_of(box=a_cuda(24, 2)), jobs(a=GPU)
+    packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-0",)))
+    packing.release("a")
+    packing.observe(views_of(fleet_of({"box": a_cuda(24, 2)}), {"box": Known(held=["GPU-0"])})[0])
+    assert packing.place(declared["a"]) == (CUDA, Placement(host="box", devices=("GPU-1",)))
+
+
 def test_an_adopted_run_gives_back_what_the_survey_saw_held() -> None:
     known = {"mac": Known(held=["apple:0"], slots_held=1, max_jobs=1)}
     packing, declared = packing_of(known, mac=a_mac()), jobs(a={"accelerator": "mps"}, b={}, c={})
