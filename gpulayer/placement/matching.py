@@ -168,7 +168,13 @@ def _facts_key(facts: HostFacts) -> tuple[Hashable, ...]:
     return (
         tuple(
             (
-                *(device.accelerator, positions.get(device.parent_id or ""), device.compute_capability),
+                *(
+                    device.accelerator,
+                    device.name,
+                    device.virtual,
+                    positions.get(device.parent_id or ""),
+                    device.compute_capability,
+                ),
                 *(device.memory_kind, device.memory_bytes, device.usable_bytes, device.health),
             )
             for device in facts.devices

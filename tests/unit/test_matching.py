@@ -36,6 +36,8 @@ def put(value: object, *path: str | int) -> Callable[[Any], None]:
 
 TELLING: dict[str, Callable[[Any], None]] = {
     "accelerator": put("rocm", "devices", 0, "accelerator"),
+    "model": put("another", "devices", 1, "name"),
+    "virtual": put(True, "devices", 0, "virtual"),
     "split": put("GPU-0", "devices", 1, "parent_id"),
     "compute capability": put("9.0", "devices", 0, "compute_capability"),
     "memory kind": put("unified", "devices", 0, "memory_kind"),
