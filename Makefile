@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHIPPED := $(wildcard gpulayer/remote/*.py gpulayer/gpu/discovery*.py gpulayer/gpu/*_child.py gpulayer/probe.py)
 
-.PHONY: help setup demo check test clean
+.PHONY: help setup demo check test test-slow clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 # A virtual environment that no longer starts (its Python is gone) is made anew.
 $(VENV)/installed: pyproject.toml
@@ -38,6 +38,10 @@ check: setup ## ruff, mypy, the house, what runs on hosts against Python 3.9
 
 test: setup ## all tests
 	$(BIN)/python -m pytest -n 2
+
+test-slow: setup ## the tests that need what takes minutes to install
+	$(BIN)/python -m pip install --quiet --editable '.[slow]'
+	$(BIN)/python -m pytest -m slow
 
 clean: ## remove all that was made here, but no results of jobs
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ import pytest
 
 from gpulayer.gpu import discovery_frameworks
 from gpulayer.gpu.discovery import probe
+from gpulayer.spec.support import CAPABILITIES
 from tests.machines import MAC_TORCH, mac_recording, play, write_missing, write_program, write_stand_in
 
 GIB = 1 << 30
@@ -332,3 +333,22 @@ def test_a_torch_that_lacks_newer_names_is_still_proven(python: Path) -> None:
     report = mac(python, "torch")
     assert "torch.mps" in report["capabilities"]
     assert codes(report) == []
+
+
+def test_every_capability_of_the_vocabulary_is_shown_by_some_machine_and_no_other(python: Path) -> None:
+    backends = ("Xnnpack", "CoreML", "MLX", "Metal", "Cuda", "Vulkan", "Openvino", "MPS", "Qnn")
+    say(python, "executorch", {f"{name}Backend": True for name in backends})
+    say(python, "mlx", {**METAL, "distributed": ["ring", "jaccl", "nccl", "mpi"]})
+    say(python, "torch", MAC_TORCH)
+    shown = {"apple": set(mac(python, "torch", "mlx", "executorch")["capabilities"])}
+    say(python, "mlx", {"cuda": True})
+    card = {"name": "NVIDIA X", "major": 8, "minor": 6, "total_memory": 23 * GIB, "is_integrated": 0, "uuid": GPU[4:]}
+    say(python, "torch", {"version": "2.14.1", "cuda": "13.0", "devices": [card]})
+    shown["nvidia"] = set(linux(python, "torch", "mlx", "executorch", gpu=True)["capabilities"])
+    say(python, "torch", {"version": "2.14.1", "hip": "6.4", "devices": [card]})
+    shown["amd"] = set(linux(python, "torch")["capabilities"])
+    say(python, "torch", {"version": "2.14.1", "xpu": [XPU]})
+    shown["intel"] = set(linux(python, "torch")["capabilities"])
+    assert set().union(*shown.values()) == set(CAPABILITIES)
+    assert [name for name, words in shown.items() if "torch.mps" in words or "mlx.metal" in words] == ["apple"]
+    assert [name for name, words in shown.items() if "torch.cuda" in words] == ["nvidia"]
