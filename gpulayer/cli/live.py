@@ -15,6 +15,8 @@ from gpulayer.remote import states
 from gpulayer.run import events
 from gpulayer.run.events import Event
 
+MEMORY = "probably for memory"
+KILLED_BELOW = 128 + signal.SIGKILL  # how a shell says it (POSIX, XCU 2.8.2)
 LOOK = 2.0  # seconds between two looks at the progress bars of running jobs
 HINTS = """\
 what has started goes on
@@ -24,12 +26,18 @@ what has started goes on
 
 
 def ended(status: str, code: int | None, sent: int | None, reason: str | None) -> str:
-    """Return a run's status in words: `exited 3`, `killed by SIGKILL`, `lost (reboot)`."""
+    """Return a run's status in words: `exited 3`, `killed by SIGSEGV`, `lost (reboot)`.
+
+    Who sends SIGKILL to a job that nobody cancelled is mostly the kernel, when memory ends. A shell whose program died
+    of it exits with 137.
+    """
     if status == states.EXITED:
-        return f"exited {'with an unknown code' if code is None else code}"
+        words = f"exited {'with an unknown code' if code is None else code}"
+        return f"{words}: killed, {MEMORY}" if code == KILLED_BELOW else words
     if status == states.SIGNALED and sent is not None:
         names = {number.value: number.name for number in signal.Signals}
-        return f"killed by {names.get(sent, f'signal {sent}')}"
+        words = f"killed by {names.get(sent, f'signal {sent}')}"
+        return f"{words}, {MEMORY}" if sent == signal.SIGKILL else words
     word = status.replace("_", " ")
     return f"{word} ({reason.replace('_', ' ')})" if reason else word
 

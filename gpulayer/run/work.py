@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpulayer.errors import ExitCode, UsageError
 from gpulayer.placement.plan import Action, HostView, KnownRun, Placement, Plan, PlannedJob, ShapeVerdict
 from gpulayer.remote import states
-from gpulayer.spec.jobs import JobSet, JobSpec, run_id
+from gpulayer.spec.jobs import Cause, JobSet, JobSpec, run_id
 from gpulayer.spec.support import Accelerator
 
 
@@ -78,9 +78,11 @@ class Work:
     def may_retry(self) -> bool:
         """Tell whether a run that ended like this one is followed by another attempt.
 
-        A cancelled run was not meant to go on, and a lost one may have done its work: neither is tried again.
+        A cancelled run was not meant to go on. A lost one may have done its work: it is tried again only where the
+        job's `retries` name that cause.
         """
-        return self.job is not None and outcome_of(self.run) is Outcome.FAILED and self.run.attempt < self.last_attempt
+        cause = cause_of(self.run)
+        return self.job is not None and cause in self.job.retry.on and self.run.attempt < self.last_attempt
 
     def next_attempt(self) -> None:
         """Turn to the next attempt of the same job: another run, with another id."""
@@ -103,6 +105,13 @@ def outcome_of(run: KnownRun) -> Outcome:
     if run.status in {states.CANCELLED, states.LOST, states.UNKNOWN, states.QUEUED}:
         return Outcome(run.status)
     return Outcome.FAILED if run.status in states.FINAL else Outcome.RUNNING
+
+
+def cause_of(run: KnownRun) -> Cause | None:
+    """Return the word of `retries` for how a run has ended; None for what no attempt follows, or has not ended."""
+    if run.status in {states.LOST, states.TIMED_OUT}:
+        return Cause(run.status)
+    return Cause.FAILED if run.status in states.FINAL and outcome_of(run) is Outcome.FAILED else None
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> ExitCode:
@@ -164,7 +173,7 @@ def works_of(
         if planned.run is None or planned.attempt is None:
             work.outcome = refused(plan, planned)
             continue
-        work.last_attempt = planned.attempt + (job.retries if job else 0)
+        work.last_attempt = planned.attempt + (job.retry.max if job else 0)
         known = [runs.get((planned.job, planned.key)) for runs in (there, here)]
         on_host, before = (run if run is not None and run.attempt >= planned.attempt else None for run in known)
         if not _seen(work, plan, planned, views, there=on_host, before=before):

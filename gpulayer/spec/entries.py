@@ -24,8 +24,8 @@ def merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
     values: dict[str, Any] = {}
     for key, value in (*defaults.items(), *own.items()):
         if isinstance(value, dict):
-            base = values.get(key) or _NOTHING
-            values[key] = merged(base, value)
+            base = values.get(key)
+            values[key] = merged(base if isinstance(base, dict) else _NOTHING, value)
         elif value is None:
             values.pop(key, None)
         else:

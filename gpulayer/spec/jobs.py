@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import json
@@ -79,6 +80,22 @@ class Where:
     not_hosts: tuple[str, ...] = ()
 
 
+class Cause(enum.StrEnum):
+    """A kind of end after which a job may be run again."""
+
+    FAILED = "failed"  # a code other than 0, a signal, a start that failed
+    TIMED_OUT = "timed_out"
+    LOST = "lost"  # it may have done its work: only the user can say that a second time does no harm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How many attempts may follow the first one, and after which ends."""
+
+    max: int = 0
+    on: tuple[Cause | str, ...] = (Cause.FAILED, Cause.TIMED_OUT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed:
     """Shape of a gang: `nodes` distinct hosts with `processes_per_node` ranks each."""
@@ -93,7 +110,8 @@ class IndependentJob:
     """One process on one host. `command` as a tuple is executed, as a string run by /bin/sh.
 
     `accelerator` is given as a word or a sequence in the user's order of preference, and kept as a tuple.
-    `timeout` and `grace` are seconds. `workdir` is a path on the controller, already resolved, or None.
+    `timeout` and `grace` are seconds. `workdir` is a path on the controller, already resolved, or None. `retries` given
+    as a number have the default causes.
     """
 
     name: str
@@ -110,7 +128,7 @@ class IndependentJob:
     outputs: tuple[str, ...] = ()
     timeout: float | None = None
     grace: float = 10.0
-    retries: int = 0
+    retries: Retries | int = Retries()  # a frozen value
 
     def __post_init__(self) -> None:
         """Bring all fields to one form and check them; raises InvalidJobError, as the document would."""
@@ -123,6 +141,8 @@ class IndependentJob:
             raise InvalidJobError(self.name, tuple(_unknown_words(self))) from None
         if not isinstance(self.command, str):
             put("command", tuple(self.command))
+        if not isinstance(self.retries, Retries):
+            put("retries", Retries(max=self.retries))
         put("secrets", tuple(self.secrets))
         put("outputs", tuple(self.outputs))
         faults = tuple(dict.fromkeys(_faults(self)))
@@ -134,6 +154,12 @@ class IndependentJob:
         """The accelerators in order of preference."""
         value: Any = self.accelerator
         return value  # type: ignore[no-any-return]  # __post_init__ made it a tuple
+
+    @property
+    def retry(self) -> Retries:
+        """What a number of `retries` means too."""
+        value: Any = self.retries
+        return value  # type: ignore[no-any-return]  # __post_init__ made it Retries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +242,8 @@ def _job(name: str, values: dict[str, Any], resolved: Callable[[str], Path]) -> 
         if key in values:
             text = values[key]
             values[key] = float(int(text[:-1]) * _SECONDS[text[-1]])
+    if isinstance(retries := values.get("retries"), dict):
+        values["retries"] = Retries(**{**retries, **({"on": tuple(retries["on"])} if "on" in retries else {})})
     if "distributed" not in values:
         return IndependentJob(name=name, **values)
     shape = values.pop("distributed")
@@ -277,8 +305,11 @@ def _faults(job: IndependentJob) -> Iterator[Fault]:
             yield Fault(
                 (key,), f"is {seconds:,.0f} seconds; at least {least} and at most {_LONGEST:,} (366 days) are possible"
             )
-    if job.retries < 0:
-        yield Fault(("retries",), f"{job.retries} is below 0")
+    if job.retry.max < 0:
+        yield Fault(("retries",), f"{job.retry.max} is below 0")
+    for word in job.retry.on:
+        if word not in [*Cause]:
+            yield Fault(("retries", "on"), unknown_word(str(word), [*Cause], support.ADVICE))
 
 
 def _program_faults(job: IndependentJob) -> Iterator[Fault]:

@@ -190,7 +190,11 @@ def _integers(name: str) -> frozenset[str]:
         if isinstance(part, dict):
             for key, inner in part.items():
                 if key == "properties":
-                    yield from (prop for prop, own in inner.items() if "integer" in str(own.get("type", "")))
+                    yield from (
+                        prop
+                        for prop, own in inner.items()
+                        if any("integer" in str(one.get("type", "")) for one in (own, *own.get("anyOf", ())))
+                    )
                 yield from walk(inner)
         elif isinstance(part, list):
             for inner in part:

@@ -13,12 +13,14 @@ from gpulayer.errors import InvalidDocumentError
 from gpulayer.spec.documents import Document, parse
 from gpulayer.spec.inventory import Host, Inventory
 from gpulayer.spec.jobs import (
+    Cause,
     Distributed,
     DistributedJob,
     IndependentJob,
     JobSet,
     JobSpec,
     ResourceRequest,
+    Retries,
     Where,
     check_hosts,
     job_key,
@@ -94,6 +96,20 @@ def test_what_is_left_out_has_its_default() -> None:
     assert job == IndependentJob(name="a", command="x")
     assert job.accelerators == (Accelerator.CPU,)
     assert (job.workdir, job.timeout, job.grace, job.resources.gpus) == (None, None, 10.0, None)
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "retries"),
+    [
+        ("2", "{max: 1, on: [lost]}", Retries(max=1, on=(Cause.LOST,))),
+        ("{max: 2, on: [lost]}", "3", Retries(max=3)),
+        ("{max: 2, on: [lost]}", "{max: 4}", Retries(max=4, on=(Cause.LOST,))),
+        ("{max: 2}", "~", Retries()),
+    ],
+)
+def test_retries_are_a_number_or_name_their_causes(default: str, own: str, retries: Retries) -> None:
+    text = f"version: 1\ndefaults: {{retries: {default}}}\njobs: {{a: {{command: x, retries: {own}}}}}\n"
+    assert parse_jobs(parse(text.encode(), "jobs.yaml")).jobs["a"].retries == retries
 
 
 def test_defaults_are_merged_key_by_key_and_null_takes_them_away() -> None:
@@ -210,6 +226,7 @@ def test_an_error_from_code_names_the_job() -> None:
         ("timeout", {"timeout": float("nan")}),
         ("grace", {"grace": -1.0}),
         ("retries", {"retries": -1}),
+        ("retries.on", {"retries": Retries(max=1, on=("faild",))}),
         ("resources.gpus", {"resources": ResourceRequest(gpus=1)}),
         ("resources.gpus", {"resources": ResourceRequest(gpus=0), "accelerator": "cuda"}),
         ("resources.gpu_memory_gb", {"resources": ResourceRequest(gpu_memory_gb=1)}),

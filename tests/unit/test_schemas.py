@@ -106,6 +106,7 @@ def test_the_words_of_the_schemas_are_those_of_the_support_matrix() -> None:
         "capabilities": set(support.CAPABILITIES),
         "dtypes": set(support.DTYPES),
         "backend": set(support.Backend),
+        "on": set(jobs.Cause),
     }
     assert enumerations("inventory") == {
         "accelerator": set(support.Accelerator),

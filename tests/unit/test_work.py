@@ -33,7 +33,7 @@ from gpulayer.run.paths import Paths
 from gpulayer.run.replies import run_state
 from gpulayer.run.work import Outcome, Step, Work, exit_code, exit_code_of_plan, needed_hosts, outcome_of, works_of
 from gpulayer.spec.inventory import Host
-from gpulayer.spec.jobs import IndependentJob, JobSet, run_id
+from gpulayer.spec.jobs import Cause, IndependentJob, JobSet, Retries, run_id
 
 KEY = "0123456789abcdef"
 JOBS = JobSet(project="p", jobs={"a": IndependentJob(name="a", command="true", retries=2)})
@@ -165,6 +165,18 @@ def test_retries_are_counted() -> None:
         assert found.may_retry is may
     found.run = known("exited", attempt=3, code=1)
     assert not found.may_retry
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_only_the_named_causes_are_tried_again(cause: Cause) -> None:
+    job = IndependentJob(name="a", command="true", retries=Retries(max=1, on=(cause,)))
+    found = work(plan_of(Action.RUN), view())
+    found.job = job
+    ends = [("failed", known("exited", code=3)), ("timed_out", known("timed_out")), ("lost", known("lost"))]
+    never = [known("cancelled"), known("exited", code=0), known("unknown"), known("running")]
+    for word, end in (*ends, *(("", end) for end in never)):
+        found.run = end
+        assert found.may_retry is (word == cause)
 
 
 def test_success_is_not_tried_again() -> None:
