@@ -75,6 +75,11 @@ def known_hosts_line(port: int, public_key: Path, marker: str = "") -> str:
     return f"{marker} [{ADDRESS}]:{port} {kind} {blob}".strip() + "\n"
 
 
+def with_us() -> list[str]:
+    """Return the words before a command that Linux ends with this process, should the tests be killed."""
+    return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+
+
 @dataclass(kw_only=True)
 class SshdHost:
     """One sshd and the inventory's entry that reaches it. `log` is sshd's own; `journal()` reads it."""
@@ -115,10 +120,9 @@ class SshdHost:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)  # its privilege separation folder
         self.log.write_bytes(b"")
-        # Should the tests be killed, Linux ends the listener with them.
-        with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        sshd = [_program("sshd", "openssh-server"), "-D", "-f", str(self.config), "-E", str(self.log)]
         self.process = subprocess.Popen(
-            [*with_us, _program("sshd", "openssh-server"), "-D", "-f", str(self.config), "-E", str(self.log)],
+            [*with_us(), *self.command(sshd)],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -128,11 +132,15 @@ class SshdHost:
                 raise RuntimeError(f"sshd did not start: {self.journal()}")
             time.sleep(0.005)
 
+    def command(self, sshd: list[str]) -> list[str]:
+        """Return the words that start sshd where this host is."""
+        return sshd
+
     def sessions(self) -> list[int]:
         """Return the pids of sshd's connections that are open (not of what they started)."""
         if self.process is None:
             return []
-        return [pid for pid in _descendants([self.process.pid]) if _name(pid).startswith("sshd")]
+        return [pid for pid in descendants([self.process.pid]) if _name(pid).startswith("sshd")]
 
     def cut(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to every open connection's sshd: SIGKILL cuts the links, SIGSTOP makes them silent."""
@@ -182,10 +190,12 @@ class Farm:
         rc: str = "",
         environment: Mapping[str, str] | None = None,
         config: Sequence[str] = (),
+        kind: type[SshdHost] | None = None,
         **fields: Any,
     ) -> SshdHost:
         """Start a host. `rc` goes to the shell's start file, `environment` is what sshd gives to commands, `config` are
-        lines of sshd_config that come before ours, and other fields are those of an inventory's host.
+        lines of sshd_config that come before ours, `kind` is how it is started and stopped, and other fields are those
+        of an inventory's host.
         """
         if name in self.hosts:
             raise ValueError(f"the farm has a host {name} already")
@@ -223,7 +233,7 @@ class Farm:
             "lease_dir": str(folder / "leases"),
             **fields,
         }
-        one = SshdHost(
+        one = (kind or SshdHost)(
             host=Host(name=name, **values), home=home, host_key=host_key, log=folder / "log", config=sshd_config
         )
         one.start()
@@ -245,7 +255,7 @@ class Farm:
     def close(self) -> None:
         """End every process of the farm and remove its files."""
         listeners = [one.process for one in self.hosts.values() if one.process is not None]
-        below = _descendants([process.pid for process in listeners])
+        below = descendants([process.pid for process in listeners])
         for process in listeners:
             process.kill()
             process.wait()
@@ -295,7 +305,7 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _descendants(roots: Sequence[int]) -> list[int]:
+def descendants(roots: Sequence[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

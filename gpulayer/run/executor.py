@@ -18,6 +18,7 @@ from gpulayer.placement.packing import Packing
 from gpulayer.placement.plan import HostView, Plan
 from gpulayer.placement.queue import Queue, Start
 from gpulayer.remote import states
+from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import LAUNCHED, SUMMARY, Event, now
 from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.launch import Busy, Launcher, Rejected, spec_of
@@ -142,6 +143,7 @@ class Executor:
             return
         intents = [self._intent(work, start) for work, start in starting]
         allowed = self.store.intend(intents)
+        failpoint("intended")
         for (work, _), intent in zip(starting, intents, strict=True):
             self._placed.add(work.run.job)
             if intent.run not in allowed:

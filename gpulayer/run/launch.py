@@ -14,6 +14,7 @@ from gpulayer.fleet.session import AgentError, Session
 from gpulayer.fleet.sync import sync
 from gpulayer.fleet.tree import Tree
 from gpulayer.placement.plan import HostView, KnownRun, Placement
+from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import SYNCED, SYNCING, Event, now
 from gpulayer.run.follow import Links, Reporter
 from gpulayer.run.replies import Reader, RunState, run_state
@@ -136,6 +137,7 @@ class Launcher:
     async def _send(
         self, session: Session, run: KnownRun, spec: Mapping[str, Any], secrets: bytes
     ) -> tuple[bool, RunState]:
+        failpoint("launch-due")
         try:
             reply = await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
         except AgentError as error:
@@ -143,6 +145,7 @@ class Launcher:
                 raise
             await sync(session, self.trees[spec["tree"]], thorough=True)  # cleaned away between sync and launch
             reply = await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
+        failpoint("launch-answered")
         reader = Reader(run.host, reply.header)
         state = run_state(run.host, reader.get("state"))
         if state.run.run != run.run:

@@ -94,7 +94,8 @@ class Project:
         return [event async for event in events]
 
     def local_log(self, run: str) -> bytes:
-        return self.paths.log(run).read_bytes()
+        path = self.paths.log(run)
+        return path.read_bytes() if path.exists() else b""  # a run that said nothing has none
 
     def remote_log(self, host: str, run: str) -> bytes:
         (path,) = self.hosts[host].home.rglob(f"runs/{run}/output.log")

@@ -40,7 +40,8 @@ TABLE: dict[str, set[str]] = {
     "fleet": {"errors", "spec", "remote.wire", "fleet"},
     "fleet.transport": {"errors"},
     "fleet.shipment": set(),
-    "run": {"errors", "spec", "gpu.facts", "placement", "remote.states", "fleet", "run"},
+    # A controller dies at named points as a host does, for the tests that prove what a crash leads to.
+    "run": {"errors", "spec", "gpu.facts", "placement", "remote.states", "remote.failpoints", "fleet", "run"},
     "cli": EVERYTHING | {""},  # "": the version
     "__main__": {"cli"},
     "": EVERYTHING,

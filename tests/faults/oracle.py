@@ -1,0 +1,119 @@
+"""What must hold after every fault, read from what the jobs themselves have written on their hosts.
+
+Each job notes its start and its end in a journal of its host, and holds a lock of its own on each device as long as
+any of its processes lives: neither knows anything of GPUlayer's records.
+
+    start RUN PID UPTIME DEVICES       end RUN CODE UPTIME DEVICES       overlap RUN DEVICES
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpulayer.placement.plan import KnownRun
+from gpulayer.remote import states
+from gpulayer.run.store import Store
+from tests.faults.hosts import PoweredHost, wait_until
+from tests.run.project import Project
+
+_NOTE = 'read up _ < /proc/uptime; echo "start $GPULAYER_RUN_ID $$ $up ${GPULAYER_DEVICES:--}" >> ~/journal'
+_END = 'read up _ < /proc/uptime; echo "end $GPULAYER_RUN_ID %d $up ${GPULAYER_DEVICES:--}" >> ~/journal; exit %d'
+_WITNESS = (
+    'exec 9>> ~/"witness-$GPULAYER_DEVICES"; '
+    'flock -n 9 || echo "overlap $GPULAYER_RUN_ID $GPULAYER_DEVICES" >> ~/journal'
+)
+
+
+def journaled(body: str = ":", *, code: int = 0, device: bool = False) -> str:
+    """Return a command that notes its start, does `body`, notes its end and exits with `code`."""
+    return "; ".join([*([_WITNESS] if device else []), _NOTE, body, _END % (code, code)])
+
+
+@dataclass(kw_only=True)
+class Journal:
+    """What the jobs of some hosts have written."""
+
+    starts: Counter[str] = field(default_factory=Counter)
+    ends: dict[str, int] = field(default_factory=dict)
+    overlaps: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, hosts: Iterable[PoweredHost]) -> Journal:
+        """Read the journals of these hosts."""
+        journal = cls()
+        for host in hosts:
+            journal.read(host.home / "journal")
+        return journal
+
+    def read(self, path: Path) -> None:
+        """Add one host's journal. Jobs that name one device take turns in it, line by line."""
+        holders: dict[str, str] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            word, run, *rest = line.split()
+            if word == "start":
+                self.starts[run] += 1
+                holders[rest[-1]] = run
+            elif word == "end":
+                self.ends[run] = int(rest[0])
+                if rest[-1] != "-" and holders.get(rest[-1]) != run:
+                    self.overlaps.append(line)
+            else:
+                self.overlaps.append(line)
+
+
+def check(projects: Iterable[Project], hosts: Iterable[PoweredHost]) -> Journal:
+    """Hold (a) at most one start, (b) no overlap, (c) true verdicts, (e) equal logs, (f) no unproven success."""
+    hosts = list(hosts)
+    journal = Journal.of(hosts)
+    assert not [run for run, count in journal.starts.items() if count > 1]
+    assert not journal.overlaps
+    for project in projects:
+        with Store.open(project.folder) as store:
+            runs = store.runs(project.name)
+            collected = store.collected()
+        for run in runs:
+            fault = contradiction(run, journal)
+            assert fault is None, f"{run}: {fault}"
+            if run.status == states.EXITED and run.code == 0:
+                assert final_record(hosts, run.run)["state"]["code"] == 0
+            if run.run in collected:
+                assert project.local_log(run.run) == project.remote_log(run.host, run.run)
+    return journal
+
+
+def contradiction(run: KnownRun, journal: Journal) -> str | None:
+    """Return how a controller's verdict on a run does not agree with the journal, or None."""
+    started, ended = journal.starts[run.run], journal.ends.get(run.run)
+    if run.status == states.EXITED:
+        return None if ended == run.code and started else f"its end was {ended}"
+    if run.status in {states.SIGNALED, states.TIMED_OUT} and not started:
+        return "it never started"
+    never = run.status == states.FAILED_TO_START or run.reason == "never_started" or run.status == states.QUEUED
+    return "it was started" if never and started else None
+
+
+def final_record(hosts: Iterable[PoweredHost], run: str) -> dict[str, Any]:
+    """Return what a host has written as the end of a run."""
+    (path,) = [path for host in hosts for path in host.home.rglob(f"runs/{run}/exit.json")]
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def check_nothing_is_left(hosts: Iterable[PoweredHost]) -> None:
+    """Hold (d): no process of a job, no supervisor, no agent, no lock. Call it when no controller is connected."""
+    for host in hosts:
+        wait_until(lambda host=host: not host.inside())  # type: ignore[misc]
+        leases = Path(host.host.lease_dir or "")
+        for path in [*host.home.rglob("runs/*/lock"), *leases.glob("device-*"), *leases.glob("slot-*")]:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(descriptor)
