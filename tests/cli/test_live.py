@@ -58,7 +58,7 @@ def test_a_story_reads_well(capfd: pytest.CaptureFixture[str]) -> None:
     assert lines[5:] == [
         "JOB    HOST  END",
         "train  h200  exited 3",
-        "eval   h200  killed by SIGKILL",
+        "eval   h200  killed by SIGKILL, probably for memory",
         "ended: 2 failed, 1 up to date",
     ]
     assert err.splitlines() == [
@@ -71,7 +71,7 @@ def test_a_story_reads_well(capfd: pytest.CaptureFixture[str]) -> None:
         "train: fetched 2 files, 2 MiB, into .gpulayer/runs/x/outputs",
         "train: not fetched: a\\x1b: is a link",
         "eval: queued (h200 is busy: somebody)",
-        "eval: killed by SIGKILL",
+        "eval: killed by SIGKILL, probably for memory",
         "h200: disk is nearly full",
         "  fix: free space",
     ]

@@ -65,16 +65,18 @@ class PoweredHost(SshdHost):
         """Return the words that start sshd inside the host."""
         if self.init is None:
             return sshd
-        (inside,) = descendants([self.init.pid])[:1]
+        inside = descendants([self.init.pid])[0]
         return ["nsenter", "--target", str(inside), "--pid", "--mount", "--wdns=/", "--", *sshd]
+
+    def sessions(self) -> list[int]:
+        """Return the pids of sshd's connections that are open, without the listener, before which nsenter stands."""
+        return super().sessions()[0 if self.init is None else 1 :]
 
     def stop(self) -> None:
         """End the listener and every open connection. Detached processes live on."""
-        if self.process is None:
-            return
-        listeners = descendants([self.process.pid])  # in a namespace nsenter stands before sshd
+        listener = [] if self.init is None else super().sessions()[:1]
         super().stop()
-        for pid in listeners:
+        for pid in listener:
             _kill(pid)
 
     def power_off(self) -> None:

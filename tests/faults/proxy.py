@@ -13,6 +13,7 @@ from typing import Self
 from tests.sshd import ADDRESS
 
 _CHUNK = 64 * 1024
+_BEAT = 0.05  # seconds between the parts that a rate lets through
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time to linger: closing sends RST
 
 
@@ -82,31 +83,34 @@ class Proxy:
         self._through.set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         self.connections += 1
-        await self._through.wait()
+        writers = [writer]
         try:
+            await self._through.wait()
             there, back = await asyncio.open_connection(ADDRESS, self.target)
-        except OSError:
-            _reset(writer)
-            return
-        for way in (_Way(reader, back, up=True), _Way(there, writer, up=False)):
-            task = asyncio.create_task(self._carry(way))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            writers.append(back)
+            await asyncio.gather(self._carry(_Way(reader, back, up=True)), self._carry(_Way(there, writer, up=False)))
+        except (OSError, asyncio.CancelledError):
+            pass  # one side is gone: so is the other, at once
+        finally:
+            self._tasks.discard(task)
+            for one in writers:
+                _reset(one)
 
     async def _carry(self, way: _Way) -> None:
         self._open.add(way)
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
         pump = asyncio.create_task(self._deliver(way, under_way))
         try:
-            while data := await way.reader.read(_CHUNK):
+            while data := await way.reader.read(_CHUNK if self.rate is None else int(self.rate * _BEAT) + 1):
                 await under_way.put((time.monotonic() + self.delay, data))
             await under_way.put((time.monotonic() + self.delay, b""))
             await pump
-        except (OSError, asyncio.CancelledError):
-            pump.cancel()
-            _reset(way.writer)
         finally:
+            pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
             self._open.discard(way)
 

@@ -36,6 +36,12 @@ def kill(process: list[int]) -> None:
     wait_until(lambda: processes.start_of(pid) != start)
 
 
+def supervisor_has_ended(agent: AgentClient, run: str) -> None:
+    """Wait until nobody watches a run any more: its end is seen a moment before."""
+    pid, start = agent.record(run)["supervisor"]
+    wait_until(lambda: processes.start_of(pid) != start)
+
+
 def journaled(tmp_path: Path, then: str = "") -> tuple[Path, dict[str, Any]]:
     """A job that writes down each of its starts."""
     journal = tmp_path / "journal"
@@ -190,8 +196,7 @@ def test_damaged_records_never_start_a_run_again(agents: Agents, tmp_path: Path,
     journal, spec = journaled(tmp_path)
     agent.launch(spec)
     assert agent.follow(spec["run"])[0]["code"] == 0
-    supervisor = agent.record(spec["run"])["supervisor"]
-    wait_until(lambda: processes.start_of(supervisor[0]) != supervisor[1])
+    supervisor_has_ended(agent, spec["run"])
     (agent.run_folder(spec["run"]) / name).write_bytes(damage)
     again = agent.launch(spec)
     assert again["new"] is False
@@ -208,6 +213,7 @@ def test_a_run_whose_records_are_all_damaged_is_lost_and_known(agents: Agents, t
     journal, spec = journaled(tmp_path)
     agent.launch(spec)
     agent.follow(spec["run"])
+    supervisor_has_ended(agent, spec["run"])
     for name in ("state.json", "exit.json", "spec.json"):
         (agent.run_folder(spec["run"]) / name).write_bytes(b"?")
     again = agent.launch(spec)
