@@ -72,9 +72,7 @@ def cancel(args: argparse.Namespace, screen: Screen) -> int:
         project=project.jobs.project,
         options=connect_options(args, screen),
     )
-    code = asyncio.run(follow(stream, Live(screen, secrets_of(project.jobs)), screen))
-    # The summary counts a cancelled job as not succeeded; here it is what was asked for.
-    return ExitCode.OK if code == ExitCode.JOB_FAILED else code
+    return asyncio.run(follow(stream, Live(screen, secrets_of(project.jobs), cancelling=True), screen))
 
 
 def fetch(args: argparse.Namespace, screen: Screen) -> int:

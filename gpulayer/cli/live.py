@@ -45,12 +45,18 @@ def ended(status: str, code: int | None, sent: int | None, reason: str | None) -
 class Live:
     """Shows the events of one command. With --json each event is one line of JSON instead."""
 
-    def __init__(self, screen: Screen, secrets: Iterable[str] = (), *, raw: bool = False) -> None:
-        """`secrets` are values to be masked in what people see, as far as possible. `raw` passes output as it is."""
+    def __init__(
+        self, screen: Screen, secrets: Iterable[str] = (), *, raw: bool = False, cancelling: bool = False
+    ) -> None:
+        """`secrets` are values to be masked in what people see, as far as possible. `raw` passes output as it is.
+
+        `cancelling` says that jobs were to be cancelled: that end is the good one then.
+        """
         self.exit_code = ExitCode.OK
         self._screen = screen
         self._secrets = tuple(secrets)
         self._raw = raw
+        self._cancelling = cancelling
         self._outputs: dict[str, JobOutput] = {}
         self._ends: dict[str, Event] = {}
         self._places: dict[str, str] = {}
@@ -60,6 +66,8 @@ class Live:
         """Show one event."""
         if event.event == events.SUMMARY:
             self.exit_code = ExitCode(event.detail["exit_code"])
+            if self._cancelling and self.exit_code == ExitCode.JOB_FAILED:
+                self.exit_code = ExitCode.OK
         if self._screen.machine:
             self._screen.data(event.to_json())
         elif event.event == events.OUTPUT:
@@ -107,15 +115,15 @@ class Live:
                 self._screen.lines(output.end())
             self._ends[job] = event
             if not event.detail.get("up_to_date"):
-                self._screen.note(f"{job}: {_words(event)}", _style(event))
+                self._screen.note(f"{job}: {_words(event)}", self._style(event))
         elif event.event == states.RUNNING:
             if run not in self._launched:
                 self._screen.note(f"{job}: running on {self._places[run]}")
         elif event.event != states.LAUNCHING and (event.event != states.QUEUED or event.detail.get("reason")):
-            self._screen.note(f"{job}: {_words(event)}", _style(event))
+            self._screen.note(f"{job}: {_words(event)}", self._style(event))
 
     def _summary(self, event: Event) -> None:
-        bad = [end for end in self._ends.values() if _style(end) == "bad"]
+        bad = [end for end in self._ends.values() if self._style(end) == "bad"]
         if bad:
             self._screen.say()
             self._screen.show(
@@ -124,7 +132,14 @@ class Live:
         counts = ", ".join(
             f"{count} {outcome.replace('_', ' ')}" for outcome, count in event.detail["counts"].items() if count
         )
-        self._screen.say(f"{'done' if self.exit_code == ExitCode.OK else 'ended'}: {counts or 'no jobs'}")
+        self._screen.say(f"{'done' if self.exit_code == ExitCode.OK else 'ended'}: {counts or 'nothing runs or waits'}")
+
+    def _style(self, event: Event) -> str:
+        if event.event == states.EXITED:
+            return "good" if event.detail.get("code") == 0 else "bad"
+        if event.event == states.CANCELLED and self._cancelling:
+            return "good"
+        return "bad" if event.event in states.FINAL or event.event == states.UNKNOWN else "warn"
 
 
 def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
@@ -156,25 +171,21 @@ def _words(event: Event) -> str:
     return ended(event.event, event.detail.get("code"), event.detail.get("signal"), event.detail.get("reason"))
 
 
-def _style(event: Event) -> str:
-    if event.event == states.EXITED:
-        return "good" if event.detail.get("code") == 0 else "bad"
-    return "bad" if event.event in states.FINAL or event.event == states.UNKNOWN else "warn"
-
-
 async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> int:
     """Show a stream of events to its end and return the exit code; an interruption detaches (130)."""
     loop = asyncio.get_running_loop()
     shown = asyncio.ensure_future(_show(stream, live, screen))
 
-    def detach() -> None:
+    def detach(number: int) -> None:
+        if number == signal.SIGINT and screen.terminal:
+            screen.note("")  # the terminal has written ^C
         shown.cancel()
         for number in SIGNALS:  # the second one ends the program at once
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, detach)
+        loop.add_signal_handler(number, detach, number)
     try:
         await shown
     except asyncio.CancelledError:

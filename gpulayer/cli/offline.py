@@ -10,7 +10,7 @@ from typing import Any
 
 from gpulayer.cli.places import JOBS, inventory_path
 from gpulayer.cli.screen import Screen
-from gpulayer.cli.tables import table
+from gpulayer.cli.tables import many, table
 from gpulayer.errors import ExitCode, InvalidDocumentError, Problem, UsageError
 from gpulayer.spec import documents, schemas, support
 from gpulayer.spec.inventory import load_inventory, parse_inventory
@@ -32,7 +32,7 @@ def validate(args: argparse.Namespace, screen: Screen) -> int:
         for problem in document["problems"]:
             screen.note(problem["text"], "bad")
         if not document["problems"]:
-            screen.say(f"{document['path']}: holds ({document['holds']})", "good")
+            screen.say(f"{document['path']}: valid ({document['holds']})", "good")
     return ExitCode.INVALID if any(document["problems"] for document in checked) else ExitCode.OK
 
 
@@ -43,11 +43,11 @@ def _check(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     try:
         document = documents.load(path)
         if isinstance(document.value, dict) and "hosts" in document.value:
-            holds = f"{len(parse_inventory(document).hosts)} hosts"
+            holds = many(len(parse_inventory(document).hosts), "host")
         else:
             jobs = parse_jobs(document)
             problems = tuple(_unknown_hosts(jobs, document, args))
-            holds = f"{len(jobs.jobs)} jobs"
+            holds = many(len(jobs.jobs), "job")
     except InvalidDocumentError as error:
         problems = error.problems
     return {

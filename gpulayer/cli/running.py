@@ -10,7 +10,7 @@ from gpulayer.cli.live import HINTS, Live, follow
 from gpulayer.cli.places import documents_of, is_plan, load_hosts, load_jobs_for, load_plan, load_project, secrets_of
 from gpulayer.cli.planning import connect_options, save_plan
 from gpulayer.cli.screen import Screen
-from gpulayer.cli.show_plan import show_plan
+from gpulayer.cli.show_plan import RETRY, show_plan
 from gpulayer.errors import ExitCode, UsageError
 from gpulayer.fleet.session import Fleet
 from gpulayer.placement.plan import Action, Plan
@@ -35,7 +35,10 @@ def apply(args: argparse.Namespace, screen: Screen) -> int:
     plan = load_plan(path)
     jobs, inventory = documents_of(plan, args, screen)
     if not anew:
-        return asyncio.run(_apply(args, screen, plan, jobs, inventory))
+        code = asyncio.run(_apply(args, screen, plan, jobs, inventory))
+        if any(job.action is Action.FAILED for job in plan.jobs):
+            screen.note(RETRY)
+        return code
     if args.plan:
         raise UsageError(
             f"{path} is a plan, and --fresh and --retry-failed make a new one", fix="name the jobs file instead"

@@ -8,10 +8,10 @@ from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import folded, size, table
 from gpulayer.gpu.facts import Device, HostFacts
 from gpulayer.placement.explain import sentence
-from gpulayer.placement.plan import HostView
+from gpulayer.placement.plan import HostView, why_unreached
 from gpulayer.placement.rules import site_of, unexpected
 
-KINDS = {"dedicated": "dedicated", "unified": "unified with the CPU", None: "of unknown kind"}
+KIND_UNKNOWN = "of unknown kind"
 SEVERITIES = {"error": "bad", "warning": "warn", "info": "faint"}
 
 
@@ -29,15 +29,21 @@ def show_hosts(screen: Screen, views: Sequence[HostView]) -> None:
         screen.say()
         screen.show(table(("HOST", "TRIED", "WORKED", "DID NOT"), tried))
     for severity, text in _notes(known):
-        screen.say(text, SEVERITIES[severity])
+        screen.say(screen.wrapped(text, "  "), SEVERITIES[severity])
     for view in views:
         if (site := site_of(view)) and (refusal := unexpected(site)):
-            screen.note(f"{view.host.name}: {sentence(refusal)}\n  fix: {refusal.fix}", "bad")
-    unreached = [view for view in views if not view.reached]
-    for view in unreached:
-        screen.say(
-            f"{view.host.name}: not reached: {view.stage or 'unknown stage'}: {view.error or 'no answer'}", "bad"
-        )
+            screen.say(screen.wrapped(f"{view.host.name}: {sentence(refusal)}", "  "), "bad")
+            screen.say(screen.wrapped(f"  fix: {refusal.fix}", "    "))
+    for view in views:
+        if not view.reached:
+            show_unreached(screen, view.host.name, why_unreached(view), view.fix)
+
+
+def show_unreached(screen: Screen, host: str, why: str | None, fix: str | None, *, style: str = "bad") -> None:
+    """Print why a host was not reached, and what to do about it."""
+    screen.say(screen.wrapped(f"not reached: {host}: {why}", "  "), style)
+    if fix:
+        screen.say(screen.wrapped(f"  fix: {fix}", "    "))
 
 
 def show_holders(screen: Screen, views: Sequence[HostView]) -> None:
@@ -54,13 +60,13 @@ def show_holders(screen: Screen, views: Sequence[HostView]) -> None:
         if view.facts is not None
         for device in view.facts.devices
     ]
-    rows += [(view.host.name, "-", f"not reached: {view.error or 'no answer'}") for view in views if not view.reached]
+    rows += [(view.host.name, "-", f"not reached: {why_unreached(view)}") for view in views if not view.reached]
     screen.show(table(("HOST", "DEVICE", "HELD BY"), rows))
 
 
 def _devices(name: str, facts: HostFacts) -> Iterator[tuple[str, ...]]:
     for device in facts.devices:
-        kind = "" if device.accelerator == "cpu" else f" {KINDS.get(device.memory_kind, 'of unknown kind')}"
+        kind = "" if device.accelerator == "cpu" else f" {device.memory_kind or KIND_UNKNOWN}"
         yield (
             name,
             _device(device),

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpulayer.cli.screen import Screen
+from gpulayer.cli.show_hosts import show_unreached
 from gpulayer.cli.tables import folded, table
 from gpulayer.placement.explain import sentence
-from gpulayer.placement.plan import Action, GroupedRefusal, Kind, Plan, PlannedJob
+from gpulayer.placement.plan import Action, Code, GroupedRefusal, Kind, Plan, PlannedJob
 
+RETRY = "what failed before runs again only with --retry-failed"
 MOST_ROWS = 30
 MOST_REASONS = 8
+COUNTED = {
+    Action.RUN: "to run",
+    Action.QUEUE: "to wait",
+    Action.FOLLOW: "running",
+    Action.UP_TO_DATE: "up to date",
+    Action.RETRY: "to run again",
+    Action.FAILED: "failed before",
+    Action.REFUSE: "refused",
+}
 WAYS = {Kind.BUSY: "wait", Kind.HOST: "fix the host", Kind.JOB: "change the job", Kind.NEVER: "never"}
 STYLES = {Kind.BUSY: "warn", Kind.HOST: "warn", Kind.JOB: "warn", Kind.NEVER: "faint"}
 
@@ -20,7 +31,7 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False) -> None:
 
     Long lists are folded with a count unless `everything` is asked for.
     """
-    counts = ", ".join(f"{count} {action.replace('_', ' ')}" for action, count in plan.summary.items() if count)
+    counts = ", ".join(f"{plan.summary[action]} {words}" for action, words in COUNTED.items() if plan.summary[action])
     screen.say(f"{plan.project}: {counts or 'no jobs'}", "strong")
     placed = [job for job in plan.jobs if job.action is not Action.REFUSE]
     rows = list(_rows(plan, placed, one_each=everything or len(placed) <= MOST_ROWS))
@@ -32,11 +43,13 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False) -> None:
     for host in plan.hosts:
         for doubt in host.doubts:
             screen.say(f"warning: {host.name}: {doubt.device} is used though its health is {doubt.health}", "warn")
-    silent = [host.name for host in plan.hosts if not host.reached]
-    if silent:
-        screen.say(f"warning: not reached: {folded(silent)} (gpulayer probe says why)", "warn")
+    silent = [host for host in plan.hosts if not host.reached]
+    shown_silent = silent if everything else silent[:MOST_REASONS]
+    for host in shown_silent:
+        show_unreached(screen, host.name, host.error, host.fix, style="warn")
+    _say_folded(screen, len(silent) - len(shown_silent), "hosts that were not reached")
     if any(job.action is Action.FAILED for job in plan.jobs):
-        screen.say("what failed before runs again only with --retry-failed")
+        screen.say(RETRY)
     if not plan.applicable:
         screen.say("made from saved facts: it shows what would happen and cannot be applied")
 
@@ -91,8 +104,10 @@ def _show_refused(screen: Screen, plan: Plan, *, everything: bool) -> None:
 def _reason(entry: GroupedRefusal) -> Iterator[str]:
     refusal = entry.refusal
     where = folded(entry.hosts) + (f", {_short(refusal.device)}" if refusal.device else "")
-    yield f"  {where}: {sentence(refusal)} [{refusal.code}: {WAYS[refusal.kind]}]"
-    if refusal.fix:
+    unreached = refusal.code is Code.UNREACHABLE  # why, and what to do, is said once a host
+    text = "the host cannot be reached, see below" if unreached else sentence(refusal)
+    yield f"  {where}: {text} [{refusal.code}: {WAYS[refusal.kind]}]"
+    if refusal.fix and not unreached:
         yield f"    fix: {refusal.fix}"
 
 

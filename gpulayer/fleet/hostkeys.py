@@ -124,7 +124,7 @@ def unknown_key(host: str, trust: Trust, key: SSHKey) -> HostError:
         Stage.HOST_KEY,
         f"the key of {trust.pattern} is unknown: {key.get_algorithm()} {key.get_fingerprint()}",
         fix="compare the fingerprint with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there), then"
-        f" repeat with --accept-new-host-key, or pin it in the inventory: host_key: {key.get_fingerprint()}",
+        " repeat with --accept-new-host-key, or pin it in the inventory (`host_key`)",
     )
 
 

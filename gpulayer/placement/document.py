@@ -69,6 +69,8 @@ def _host(host: PlannedHost) -> dict[str, Any]:
     return {
         "name": host.name,
         "reached": host.reached,
+        "error": host.error,
+        "fix": host.fix,
         "fingerprint": None if host.fingerprint is None else dict(host.fingerprint),
         "probed_at": host.probed_at,
         "doubts": [{"device": doubt.device, "health": doubt.health} for doubt in host.doubts],
@@ -169,6 +171,8 @@ def _read_host(host: _Node) -> PlannedHost:
     return PlannedHost(
         name=host["name"].text(),
         reached=host["reached"].flag(),
+        error=host["error"].maybe(_Node.text),
+        fix=host["fix"].maybe(_Node.text),
         fingerprint=host["fingerprint"].maybe(_read_fingerprint),
         probed_at=host["probed_at"].maybe(_Node.text),
         doubts=tuple(

@@ -34,13 +34,13 @@ def _plain(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _found(value: object, one: Callable[[Any], str] = _plain) -> str:
+def _found(value: object, one: Callable[[Any], str] = _plain, either: str = " or ") -> str:
     """Words for `found`, which is one value or covers several hosts (see `GroupedRefusal`)."""
     if isinstance(value, Mapping) and value.keys() == {"from", "to"}:
         return f"{one(value['from'])} to {one(value['to'])}"
     if isinstance(value, Mapping) and "any_of" in value:
         more = f" and {value['more']} others" if "more" in value else ""
-        return " or ".join(one(item) for item in value["any_of"]) + more
+        return either.join(one(item) for item in value["any_of"]) + more
     return one(value)
 
 
@@ -49,7 +49,7 @@ def _unreachable(refusal: Refusal) -> str:
 
 
 def _accelerator(refusal: Refusal) -> str:
-    return f"needs {' or '.join(refusal.needed)}, and the host has {_found(refusal.found, ' and '.join)}"
+    return f"needs {' or '.join(refusal.needed)}, and the host has {_found(refusal.found, ' and '.join, ', or ')}"
 
 
 def _capability(refusal: Refusal) -> str:
@@ -127,8 +127,8 @@ def _health(refusal: Refusal) -> str:
 
 def _expect(refusal: Refusal) -> str:
     word, count = refusal.needed["accelerator"] or "GPU", refusal.needed["count"]
-    wanted = f"{count} {word} devices" if count is not None else f"a {word} device"
-    return f"the inventory expects {wanted}, and the probe found {_found(refusal.found)}"
+    wanted = f"{word} devices" if count is None else f"{count} {word} device{'' if count == 1 else 's'}"
+    return f"the inventory expects {wanted}, and the probe found {_found(refusal.found or 'none')}"
 
 
 def _busy(refusal: Refusal) -> str:

@@ -113,11 +113,17 @@ class HostView:
     reached: bool
     stage: Stage | None = None
     error: str | None = None
+    fix: str | None = None
     facts: HostFacts | None = None
     domain: tuple[str, str] | None = None
     holders: Mapping[str, str] = field(default_factory=dict)
     slots_held: int = 0
     runs: tuple[KnownRun, ...] = ()
+
+
+def why_unreached(view: HostView) -> str:
+    """Return at which stage the way to a host ended, and why."""
+    return ": ".join(filter(None, (view.stage, view.error))) or "no answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +185,15 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedHost:
-    """A host as the plan saw it. `fingerprint` holds the stable facts that the plan stands on (None: no placement)."""
+    """A host as the plan saw it. `fingerprint` holds the stable facts that the plan stands on (None: no placement).
+
+    Of a host that was not reached `error` says at which stage and why, and `fix` what to do.
+    """
 
     name: str
     reached: bool
+    error: str | None = None
+    fix: str | None = None
     fingerprint: Mapping[str, Any] | None = None
     probed_at: str | None = None
     doubts: tuple[Doubt, ...] = ()

@@ -18,6 +18,7 @@ from gpulayer.placement.plan import (
     Plan,
     PlannedHost,
     PlannedJob,
+    why_unreached,
 )
 from gpulayer.placement.queue import Queue
 from gpulayer.remote.states import EXITED, FINAL
@@ -187,6 +188,8 @@ def _hosts(views: Sequence[HostView], lines: Sequence[PlannedJob]) -> tuple[Plan
         PlannedHost(
             name=view.host.name,
             reached=view.reached,
+            error=None if view.reached else why_unreached(view),
+            fix=view.fix,
             fingerprint=fingerprint(view.facts, sorted(used[view.host.name]))
             if view.facts and view.host.name in used
             else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulayer.gpu.facts import Device
-from gpulayer.placement.plan import Code, HostView, Kind, Refusal
+from gpulayer.placement.plan import Code, HostView, Kind, Refusal, why_unreached
 from gpulayer.placement.rules import (
     ACCELERATOR_RULES,
     DEVICE_RULES,
@@ -169,11 +169,10 @@ def _capacity(device: Device) -> float:
 
 
 def _unreachable(view: HostView) -> Refusal:
-    stage = view.stage.value if view.stage else "no answer"
     return Refusal(
         code=Code.UNREACHABLE,
         kind=Kind.HOST,
-        found=f"{stage}: {view.error}" if view.error else stage,
+        found=why_unreached(view),
         fix="`gpulayer probe` tells at which stage the way to the host ends",
     )
 

@@ -105,8 +105,9 @@ def runs_of(store: Store, jobs: Sequence[str] | None, project: str | None = None
     for job in jobs:
         if job not in latest and job not in by_id:
             raise UsageError(
-                f"no run of {job!r} is known here", fix="`gpulayer status` shows the runs that are"
-            )  # fmt: skip
+                f"no run of {job!r} is known here" + (f" in project {project}" if project else ""),
+                fix="`gpulayer status` shows the runs that are; `gpulayer plan FILE` turns to the jobs of another file",
+            )
     return [latest.get(job) or by_id[job] for job in jobs]
 
 
@@ -191,9 +192,11 @@ class Afterwards:
     async def fetch(self, run: KnownRun) -> None:
         """Fetch a run's outputs as they are now, and the rest of its log where it has ended."""
         if not run.host:
-            raise UsageError(f"{run.job} was never launched, so it has no outputs", fix="gpulayer attach")
+            raise UsageError(f"{run.job} was not started, so it has no outputs", fix="start it: gpulayer apply")
         follower = self._follower
         state = await follower.state(run)
+        if not state.outputs:
+            self.reporter.warn("it declares no outputs", fix="name them in its `outputs`", run=state.run)
         if state.run.status in states.FINAL:
             await follower.collect(await follower.follow(run))
         else:

@@ -27,7 +27,8 @@ from gpulayer.spec.jobs import JobSet
 
 STARTS: Final = frozenset({Action.RUN, Action.QUEUE, Action.RETRY})
 PLAN_ANEW: Final = "plan anew: gpulayer plan"
-PARTIAL: Final = "--partial runs what can be run"
+PARTIAL: Final = "--partial runs what can be placed"
+NAMED: Final = 5  # how many jobs a sentence names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +72,13 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
                 f"process {other} is carrying out a plan of {jobs.project} already",
                 fix="follow it with `gpulayer attach`, or wait until it has ended",
             )
-        refusals = [job for job in plan.jobs if job.action is Action.REFUSE]
+        code = await code_of(jobs, scene.inventory)
+        if changes := _changes(scene, plan, {}) + changed_code(plan, jobs, code):
+            raise _stale(changes)
+        refusals = [job.job for job in plan.jobs if job.action is Action.REFUSE]
         if refusals and not partial:
-            count = f"{len(refusals)} job{'s' if len(refusals) > 1 else ''}"
-            scene.reporter.warn(f"nothing was started: {count} cannot be placed", fix=PARTIAL)
+            message = f"nothing was started: {_few(refusals)} cannot be placed"
+            scene.reporter.warn(message, fix=f"`gpulayer plan` shows why; {PARTIAL}")
             report_summary(scene.reporter, [planned_outcome(plan, job) for job in plan.jobs])
             return
         history, collected = scene.store.runs(jobs.project), scene.store.collected()
@@ -84,10 +88,9 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
         if known_elsewhere(plan, history):
             may |= {host.name for host in plan.hosts if host.reached}
         hosts = [host for name, host in scene.inventory.hosts.items() if name in must | may]
-        code = await code_of(jobs, scene.inventory)
         views = reached([answer.view for answer in await survey(scene.fleet, hosts, question_for(jobs))])
-        if changes := _changes(scene, plan, views) + changed_code(plan, jobs, code):
-            raise StalePlanError("the plan is stale:\n  " + "\n  ".join(changes), fix=PLAN_ANEW)
+        if changes := _changes(scene, plan, views):
+            raise _stale(changes)
         works = works_of(plan, jobs, views, history, resume=False)
         silent = sorted(must - set(views))
         for host in silent:
@@ -100,9 +103,20 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
                 work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
         if not partial and any(work.outcome in {Outcome.UNREACHABLE, Outcome.UNKNOWN} for work in works):
             scene.reporter.warn("nothing was started: a host that is needed does not answer", fix=PARTIAL)
+            for work in works:
+                if work.outcome is None and work.step in {Step.START, Step.QUEUE}:
+                    work.outcome = Outcome.NOT_STARTED
             report_summary(scene.reporter, [work.outcome or outcome_of(work.run) for work in works])
             return
         await _execute(scene, plan, works, views, code.trees)
+
+
+def _stale(changes: Sequence[str]) -> StalePlanError:
+    return StalePlanError("the plan is stale:\n  " + "\n  ".join(changes), fix=PLAN_ANEW)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _changes(scene: Scene, plan: Plan, views: Mapping[str, HostView]) -> list[str]:

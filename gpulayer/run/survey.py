@@ -134,8 +134,8 @@ async def occupancy(session: Session, project: str) -> Occupancy:
 
 
 def _unreached(host: Host, error: HostError) -> Surveyed:
-    text = f"{error.reason} ({error.fix})" if error.fix else error.reason
-    return Surveyed(view=HostView(host=host, reached=False, stage=error.stage, error=text))
+    view = HostView(host=host, reached=False, stage=error.stage, error=error.reason, fix=error.fix)
+    return Surveyed(view=view)
 
 
 def _one_name_a_host(answers: Sequence[Surveyed], found: Mapping[str, Session | HostError]) -> list[Surveyed]:
@@ -185,6 +185,7 @@ def fleet_document(surveyed: Iterable[Surveyed]) -> dict[str, Any]:
                 "reached": answer.view.reached,
                 "stage": answer.view.stage.value if answer.view.stage else None,
                 "error": answer.view.error,
+                "fix": answer.view.fix,
                 "report": answer.report,
             }
             for answer in surveyed
@@ -218,7 +219,11 @@ def _saved(entry: object, known: Mapping[str, Host]) -> HostView:
         if reader.get("reached") is not True:
             stage = reader.optional_text("stage")
             return HostView(
-                host=host, reached=False, stage=Stage(stage) if stage else None, error=reader.optional_text("error")
+                host=host,
+                reached=False,
+                stage=Stage(stage) if stage else None,
+                error=reader.optional_text("error"),
+                fix=reader.optional_text("fix"),
             )
         facts = facts_from_report(reader.get("report"))
     except (GpulayerError, ValueError) as error:

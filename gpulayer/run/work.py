@@ -35,6 +35,7 @@ class Outcome(enum.StrEnum):
     REFUSED = "refused"
     RUNNING = "running"
     QUEUED = "queued"
+    NOT_STARTED = "not_started"
 
 
 EXIT_CODES = {
@@ -48,6 +49,7 @@ EXIT_CODES = {
     Outcome.REFUSED: ExitCode.REFUSED,
     Outcome.RUNNING: ExitCode.OK,
     Outcome.QUEUED: ExitCode.OK,
+    Outcome.NOT_STARTED: ExitCode.OK,
 }
 PRECEDENCE = (ExitCode.UNREACHABLE, ExitCode.REFUSED, ExitCode.JOB_FAILED)
 
@@ -257,7 +259,7 @@ def planned_outcome(plan: Plan, planned: PlannedJob) -> Outcome:
     """Return how a job stands by the plan alone, while nothing is started."""
     if planned.action is Action.REFUSE:
         return refused(plan, planned)
-    return STANDING.get(planned.action, Outcome.QUEUED)
+    return STANDING.get(planned.action, Outcome.NOT_STARTED)
 
 
 STANDING = {
