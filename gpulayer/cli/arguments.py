@@ -11,7 +11,10 @@ FRAMEWORKS = ("torch", "mlx", "executorch")
 
 _Command = Callable[..., argparse.ArgumentParser]
 
-DESCRIPTION = "Run jobs on a fleet of Macs, CUDA machines and CPU hosts over SSH: say what you want, see where it goes."
+DESCRIPTION = """\
+Run jobs on a fleet of Macs, CUDA machines and CPU hosts over SSH: say what you
+want, see where it goes.
+"""
 EPILOG = """\
 start with:
   gpulayer probe                 what is there
@@ -19,18 +22,38 @@ start with:
   gpulayer apply                 run it, and follow
 
 exit codes:
-  0 all is well   1 a job failed   2 wrong usage or an invalid document   3 a job cannot be placed
-  4 a host that was needed could not be reached   5 the plan is stale   6 answered with no
-  70 a fault in gpulayer itself   130 interrupted; started jobs go on
+  0   all is well
+  1   a job failed, timed out, was cancelled or lost
+  2   wrong usage or an invalid document
+  3   a job cannot be placed
+  4   a host that was needed could not be reached
+  5   the plan is stale
+  6   the question was answered with no
+  70  a fault in gpulayer itself
+  130 interrupted while following; started jobs go on
 
-The inventory is --inventory, $GPULAYER_INVENTORY, ./inventory.yaml or ~/.config/gpulayer/inventory.yaml; without one
-it is this machine alone. NO_COLOR is kept. GPULAYER_DEBUG=1 shows tracebacks.
+The inventory is --inventory FILE, $GPULAYER_INVENTORY, ./inventory.yaml or
+~/.config/gpulayer/inventory.yaml; without one it is this machine alone.
+Commands after `apply` work in the folder of the jobs file or below it.
+NO_COLOR=1 turns colour off; GPULAYER_DEBUG=1 shows tracebacks.
 """
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help in which an option's name is never broken at its hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap
+
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return what was asked; `command` is the command's name. Wrong usage ends the program with exit code 2."""
-    return _parser().parse_args(argv)
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,22 +61,25 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpulayer",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
 
     def command(name: str, what: str, example: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        return commands.add_parser(
+        made = commands.add_parser(
             name,
             help=what,
             description=f"{what[0].upper()}{what[1:]}.",
             epilog=f"example:\n  {example}",
             parents=[*parents, _output()],
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
+        made.set_defaults(parser=made)  # whose usage is shown where an argument is not known
+        return made
 
     _asking(command)
     _planning(command)
@@ -64,14 +90,14 @@ def _parser() -> argparse.ArgumentParser:
 def _output() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     group = common.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="JSON alone on stdout (gpulayer status --json | jq .runs)")
+    group.add_argument("--json", action="store_true", help="JSON alone on stdout (%(prog)s --json | jq .)")
     group.add_argument("--no-color", action="store_true", help="no colour; so does NO_COLOR=1")
     return common
 
 
 def _inventory() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--inventory", metavar="FILE", help="the hosts (--inventory lab/inventory.yaml)")
+    common.add_argument("--inventory", metavar="FILE", help="the hosts (%(prog)s --inventory lab.yaml)")
     return common
 
 
@@ -81,7 +107,7 @@ def _connecting() -> argparse.ArgumentParser:
         "--accept-new-host-key",
         action="store_true",
         help="show the fingerprint of a host key that is not known yet and write it to known_hosts; "
-        "a changed key is never accepted (gpulayer probe new-mac --accept-new-host-key)",
+        "a changed key is never accepted (%(prog)s --accept-new-host-key)",
     )
     return common
 
@@ -104,7 +130,7 @@ def _asking(command: _Command) -> None:
 def _planning(command: _Command) -> None:
     fresh = argparse.ArgumentParser(add_help=False)
     fresh.add_argument(
-        "--fresh", action="store_true", help="ask again for what hosts keep in their caches (gpulayer plan --fresh)"
+        "--fresh", action="store_true", help="ask again for what hosts keep in their caches (%(prog)s --fresh)"
     )
     probe = command(
         "probe", "ask the hosts what they are and show it", "gpulayer probe mac-studio gpu-box", _connecting(), fresh
@@ -159,7 +185,7 @@ def _running(command: _Command) -> None:
     )
 
     logs = command("logs", "print the output of a job", "gpulayer logs train -f", _connecting())
-    logs.add_argument("job", metavar="JOB", help="a job, or a run id as `status` shows it (gpulayer logs train)")
+    logs.add_argument("job", metavar="JOB", help="a job, or a run id of `status --json` (gpulayer logs train)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends (gpulayer logs train -f)")
     logs.add_argument(
         "--raw",
@@ -172,4 +198,4 @@ def _running(command: _Command) -> None:
     cancel.add_argument("--all", action="store_true", help="all jobs of this project (gpulayer cancel --all)")
 
     fetch = command("fetch", "bring a job's outputs here", "gpulayer fetch train", _connecting())
-    fetch.add_argument("job", metavar="JOB", help="a job, or a run id as `status` shows it (gpulayer fetch train)")
+    fetch.add_argument("job", metavar="JOB", help="a job, or a run id of `status --json` (gpulayer fetch train)")

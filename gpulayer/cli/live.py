@@ -65,9 +65,7 @@ class Live:
     def show(self, event: Event) -> None:
         """Show one event."""
         if event.event == events.SUMMARY:
-            self.exit_code = ExitCode(event.detail["exit_code"])
-            if self._cancelling and self.exit_code == ExitCode.JOB_FAILED:
-                self.exit_code = ExitCode.OK
+            self.exit_code = self._judged(ExitCode(event.detail["exit_code"]))
         if self._screen.machine:
             self._screen.data(event.to_json())
         elif event.event == events.OUTPUT:
@@ -134,6 +132,9 @@ class Live:
         )
         self._screen.say(f"{'done' if self.exit_code == ExitCode.OK else 'ended'}: {counts or 'nothing runs or waits'}")
 
+    def _judged(self, code: ExitCode) -> ExitCode:
+        return ExitCode.OK if self._cancelling and code == ExitCode.JOB_FAILED else code
+
     def _style(self, event: Event) -> str:
         if event.event == states.EXITED:
             return "good" if event.detail.get("code") == 0 else "bad"
@@ -176,8 +177,8 @@ async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen
     loop = asyncio.get_running_loop()
     shown = asyncio.ensure_future(_show(stream, live, screen))
 
-    def detach(number: int) -> None:
-        if number == signal.SIGINT and screen.terminal:
+    def detach(by: signal.Signals) -> None:
+        if by == signal.SIGINT and screen.terminal:
             screen.note("")  # the terminal has written ^C
         shown.cancel()
         for number in SIGNALS:  # the second one ends the program at once

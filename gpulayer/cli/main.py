@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(f"gpulayer {__version__}\n")
             return 0
         if args.command is None:
-            arguments.parse(["--help"])
+            args.parser.print_help()
+            return 0
         return _run(args.command, args)
     finally:
         _flush()

@@ -26,6 +26,7 @@ from gpulayer.spec.inventory import Inventory
 from gpulayer.spec.jobs import JobSet
 
 STARTS: Final = frozenset({Action.RUN, Action.QUEUE, Action.RETRY})
+NOT_STARTED: Final = dict.fromkeys((Step.START, Step.QUEUE), Outcome.NOT_STARTED)
 PLAN_ANEW: Final = "plan anew: gpulayer plan"
 PARTIAL: Final = "--partial runs what can be placed"
 NAMED: Final = 5  # how many jobs a sentence names
@@ -75,11 +76,7 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
         code = await code_of(jobs, scene.inventory)
         if changes := _changes(scene, plan, {}) + changed_code(plan, jobs, code):
             raise _stale(changes)
-        refusals = [job.job for job in plan.jobs if job.action is Action.REFUSE]
-        if refusals and not partial:
-            message = f"nothing was started: {_few(refusals)} cannot be placed"
-            scene.reporter.warn(message, fix=f"`gpulayer plan` shows why; {PARTIAL}")
-            report_summary(scene.reporter, [planned_outcome(plan, job) for job in plan.jobs])
+        if not partial and _nothing_started(scene, plan):
             return
         history, collected = scene.store.runs(jobs.project), scene.store.collected()
         must, may = needed_hosts(plan)
@@ -103,20 +100,25 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
                 work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
         if not partial and any(work.outcome in {Outcome.UNREACHABLE, Outcome.UNKNOWN} for work in works):
             scene.reporter.warn("nothing was started: a host that is needed does not answer", fix=PARTIAL)
-            for work in works:
-                if work.outcome is None and work.step in {Step.START, Step.QUEUE}:
-                    work.outcome = Outcome.NOT_STARTED
-            report_summary(scene.reporter, [work.outcome or outcome_of(work.run) for work in works])
+            outcomes = (work.outcome or (NOT_STARTED.get(work.step) or outcome_of(work.run)) for work in works)
+            report_summary(scene.reporter, list(outcomes))
             return
         await _execute(scene, plan, works, views, code.trees)
 
 
+def _nothing_started(scene: Scene, plan: Plan) -> bool:
+    """Report that nothing is started where a job cannot be placed; tell whether that is so."""
+    refused = [job.job for job in plan.jobs if job.action is Action.REFUSE]
+    if refused:
+        named = ", ".join(refused[:NAMED]) + (f" and {len(refused) - NAMED} more" if len(refused) > NAMED else "")
+        why = f"nothing was started: {named} cannot be placed"
+        scene.reporter.warn(why, fix=f"`gpulayer plan` shows why; {PARTIAL}")
+        report_summary(scene.reporter, [planned_outcome(plan, job) for job in plan.jobs])
+    return bool(refused)
+
+
 def _stale(changes: Sequence[str]) -> StalePlanError:
     return StalePlanError("the plan is stale:\n  " + "\n  ".join(changes), fix=PLAN_ANEW)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _changes(scene: Scene, plan: Plan, views: Mapping[str, HostView]) -> list[str]:

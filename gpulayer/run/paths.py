@@ -49,7 +49,7 @@ class Paths:
     def run(self, run: str) -> Path:
         """Return a run's folder. Run ids come from hosts too, hence the check (UsageError)."""
         if not RUN_ID.fullmatch(run):
-            raise UsageError(f"{run!r} is not a run id", fix="name a job, or a run id as `gpulayer status` shows it")
+            raise UsageError(f"{run!r} is not a run id", fix="name a job, or a run id of `gpulayer status --json`")
         return self.root / "runs" / run
 
     def log(self, run: str) -> Path:

@@ -60,7 +60,7 @@ def test_a_plan_for_people_fits_in_80_columns_and_says_why_not(gpulayer: Command
     cases(gpulayer)
     shown = gpulayer.on_terminal("plan", "--facts", "fleet.json", "--no-color").out
     assert max(len(line) for line in shown.splitlines()) <= 80
-    assert "placement: 8 run, 3 queue, 4 refuse" in shown
+    assert "placement: 8 to run, 3 to wait, 4 refused" in shown
     piped = gpulayer("plan", "--facts", "fleet.json").out
     assert "needs 150 GiB of GPU memory, and 10.67 GiB to 144 GiB of unified memory shared with the CPU" in piped
     assert "cannot be applied" in piped
@@ -113,8 +113,9 @@ def test_probe_tells_what_is_there_and_what_is_not_reached(gpulayer: Commander) 
     assert result.code == 4
     assert "here  cpu:0 " in result.out
     assert "torch.distributed.gloo" in result.out
-    assert "gone: not reached: " in result.out
-    assert "here: the inventory expects" in result.err
+    assert "not reached: gone: authenticate: there is no key" in result.out
+    assert "  fix: set identity_file in the inventory" in result.out
+    assert "here: the inventory expects 1 mps device, and the probe found none" in result.out
     document = gpulayer("probe", "--json", "here", "--framework", "torch").json()
     assert [host["name"] for host in document["hosts"]] == ["here"]
     holds(document["hosts"][0]["report"], "probe")
@@ -169,7 +170,7 @@ def test_what_fits_nowhere_is_3_and_what_might_fit_on_a_silent_host_is_4(gpulaye
     gpulayer.write("jobs.yaml", HELLO)
     result = gpulayer("plan")
     assert result.code == 0
-    assert "warning: not reached: gone" in result.out
+    assert "not reached: gone: authenticate: " in result.out
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"schema": "gpulayer.fleet/1", "hosts": [{"name": 1}]}'])
