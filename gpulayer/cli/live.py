@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
+from gpulayer.cli.leftovers import is_clean, left_words, process_words
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import many, size, table
 from gpulayer.cli.terminal import JobOutput
@@ -17,6 +18,7 @@ from gpulayer.run.events import Event
 
 MEMORY = "probably for memory"
 KILLED_BELOW = 128 + signal.SIGKILL  # how a shell says it (POSIX, XCU 2.8.2)
+STOPPED = frozenset({states.CANCELLED, states.TIMED_OUT})  # the ends after which people ask what is left
 LOOK = 2.0  # seconds between two looks at the progress bars of running jobs
 HINTS = """\
 what has started goes on
@@ -114,6 +116,9 @@ class Live:
             self._ends[job] = event
             if not event.detail.get("up_to_date"):
                 self._screen.note(f"{job}: {_words(event)}", self._style(event))
+                left = event.detail.get("left")
+                if left and (event.event in STOPPED or not is_clean(left)):
+                    self._screen.note(f"{job}: {left_words(left)}", "faint" if is_clean(left) else "warn")
         elif event.event == states.RUNNING:
             if run not in self._launched:
                 self._screen.note(f"{job}: running on {self._places[run]}")
@@ -149,6 +154,10 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
     match event.event:
         case events.LOG_REPLACED:
             yield f"{event.job}: its log on {event.host} is not the one that was followed; it begins anew", "warn"
+        case events.FOREIGN_PROCESS:
+            for process in detail["processes"]:
+                who = process_words(process)
+                yield f"{event.job}: {who} uses {process['device']} beside it; GPUlayer did not start it", "warn"
         case events.LINK_LOST:
             yield f"{detail['error']}\n  the jobs there go on; trying again", "warn"
         case events.LINK_BACK:

@@ -54,8 +54,12 @@ _TEXTS = (
 )
 
 
-class _Gpu(NamedTuple):
-    """One GPU in the form that both sources are brought to. Sizes are bytes."""
+class Gpu(NamedTuple):
+    """One GPU in the form that both sources are brought to. Sizes are bytes.
+
+    `used` is what processes have of the memory (NVML alone tells it); `processes` are (pid, bytes or None), None where
+    they are not told.
+    """
 
     uuid: str | None
     name: str | None
@@ -66,26 +70,29 @@ class _Gpu(NamedTuple):
     ats: bool = False
     mig: bool = False
     lost: bool = False
-    instances: tuple[_Gpu, ...] = ()
+    used: int | None = None
+    processes: tuple[tuple[int, int | None], ...] | None = None
+    instances: tuple[Gpu, ...] = ()
+
+    @property
+    def own_id(self) -> str | None:
+        """The id that the report has for it; None where only its place in the report names it."""
+        return self.uuid or (f"pci:{self.pci}" if self.pci else None)
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What a source told: its word in the report, its GPUs in any order, the driver's version, CUDA's version."""
 
     source: str
-    gpus: tuple[_Gpu, ...]
+    gpus: tuple[Gpu, ...]
     driver: str | None
     cuda: str | None = None
 
 
 def add_nvidia_devices(scene: Scene) -> None:
     """Add the CUDA devices in PCI order: GPUs, and in place of a GPU that is in MIG mode its instances."""
-    system, notes = scene.system, scene.notes
-    found = None
-    if any(system.exists(sign) for sign in _DRIVER_SIGNS):
-        found = _ask_nvml(system, notes)
-    if found is None:
-        found = _ask_nvidia_smi(system, notes)
+    notes = scene.notes
+    found = find_nvidia(scene.system, notes)
     for gpu in sorted(found.gpus, key=lambda gpu: gpu.pci or ""):
         parent = gpu.uuid or gpu.pci
         if gpu.mig:
@@ -95,10 +102,34 @@ def add_nvidia_devices(scene: Scene) -> None:
             scene.devices.append(_device(part, gpu, found, scene))
 
 
-def _device(part: _Gpu, gpu: _Gpu, found: _Found, scene: Scene) -> Part:
+def find_nvidia(system: System, notes: Notes) -> Found:
+    """Return the GPUs that NVML lists, or nvidia-smi where there is no NVML."""
+    found = _ask_nvml(system, notes) if any(system.exists(sign) for sign in _DRIVER_SIGNS) else None
+    return _ask_nvidia_smi(system, notes) if found is None else found
+
+
+def compute_processes(system: System) -> dict[str, list[tuple[int, int | None]]] | None:
+    """Return what nvidia-smi lists as (pid, bytes or None) by the GPU's UUID; None where it does not tell."""
+    tool = system.which("nvidia-smi", _FOLDERS)
+    if tool is None:
+        return None
+    query = "--query-compute-apps=gpu_uuid,pid,used_gpu_memory"
+    outcome = system.run([tool, query, "--format=csv,noheader,nounits"], limit=NVIDIA_SMI_LIMIT_S)
+    if outcome.code != 0:
+        return None
+    found: dict[str, list[tuple[int, int | None]]] = {}
+    for line in outcome.text.splitlines():
+        uuid, pid, memory = ([cell.strip() for cell in line.split(",")] + ["", ""])[:3]
+        if _uuid(uuid) is None or not pid.isdigit():
+            return None  # an error in words, with status 0
+        found.setdefault(uuid, []).append((int(pid), _mebibytes(memory)))
+    return found
+
+
+def _device(part: Gpu, gpu: Gpu, found: Found, scene: Scene) -> Part:
     """Return the entry of one GPU, or of one MIG instance (`part`) of a GPU."""
     host, index = scene.host, len(scene.devices)
-    own = part.uuid or (f"pci:{part.pci}" if part.pci else f"cuda:{index}")
+    own = part.own_id or f"cuda:{index}"
     memory, kind, usable, free = part.memory, "dedicated", part.memory, part.free
     source: str | None = found.source
     if memory is None:
@@ -136,18 +167,18 @@ def _add_trouble(notes: Notes, code: str, detail: str | None) -> None:
     notes.add(code, "nvidia", _TROUBLE[code], detail)
 
 
-def _ask_nvml(system: System, notes: Notes) -> _Found | None:
+def _ask_nvml(system: System, notes: Notes) -> Found | None:
     """Return what NVML lists; None where nvidia-smi may know more, nothing where it would only hang or fail too."""
     answer = system.child("nvml_child", limit=NVML_LIMIT_S)
     notes.add_child("nvml", answer)
     code, values = answer.values.get("init"), answer.values
     if code != 0:
         if answer.outcome.timed_out:
-            return _Found("nvml", (), None)
+            return Found("nvml", (), None)
         if code not in _CODES:
             return None
         _add_trouble(notes, _CODES[code], f"NVML {code}")
-        return _Found("nvml", (), None)
+        return Found("nvml", (), None)
     listed = [value for key, value in values.items() if key.startswith("gpu:") and isinstance(value, dict)]
     for value in listed:
         for failed, number in value["codes"].items():
@@ -155,7 +186,7 @@ def _ask_nvml(system: System, notes: Notes) -> _Found | None:
                 _add_trouble(notes, _CODES[number], f"NVML {number} ({failed})")
     cuda = values.get("cuda")
     version = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else None
-    return _Found(
+    return Found(
         "nvml",
         tuple(gpu for gpu in map(_from_nvml, listed) if gpu.uuid or gpu.pci),
         text(values.get("driver")),
@@ -163,9 +194,10 @@ def _ask_nvml(system: System, notes: Notes) -> _Found | None:
     )
 
 
-def _from_nvml(value: Part) -> _Gpu:
+def _from_nvml(value: Part) -> Gpu:
     total, free = value.get("memory") or (None, None)
-    return _Gpu(
+    used = value.get("used")
+    return Gpu(
         uuid=_uuid(value.get("uuid")),
         name=text(value.get("name")),
         pci=_pci(value.get("pci")),
@@ -175,15 +207,23 @@ def _from_nvml(value: Part) -> _Gpu:
         ats=value.get("ats") is True,
         mig=value.get("mig") is True,
         lost=bool({_LOST, _RESET} & set(value["codes"].values())),
+        used=used if isinstance(used, int) else None,
+        processes=_processes(value.get("processes")),
         instances=tuple(_from_nvml(instance) for instance in value.get("instances") or ()),
     )
 
 
-def _ask_nvidia_smi(system: System, notes: Notes) -> _Found:
+def _processes(listed: Any) -> tuple[tuple[int, int | None], ...] | None:  # noqa: ANN401  # from outside
+    if not isinstance(listed, list):
+        return None
+    return tuple((pid, size(memory)) for pid, memory in listed)
+
+
+def _ask_nvidia_smi(system: System, notes: Notes) -> Found:
     tool = system.which("nvidia-smi", _FOLDERS)
     if tool is None:
         notes.add("nvidia_smi_not_found", "nvidia", "No NVIDIA driver was found.")
-        return _Found("nvidia-smi", (), None)
+        return Found("nvidia-smi", (), None)
     for fields in (_FIELDS + _NEWER_FIELDS + _NEWEST_FIELDS, _FIELDS + _NEWER_FIELDS, _FIELDS):
         # The name comes last, so that it may hold commas.
         query = ",".join((*fields, "name"))
@@ -193,7 +233,7 @@ def _ask_nvidia_smi(system: System, notes: Notes) -> _Found:
             break
     if outcome.timed_out:
         notes.add("nvidia_smi_timeout", "nvidia", "nvidia-smi hangs; restart the host if it stays so.")
-        return _Found("nvidia-smi", (), None)
+        return Found("nvidia-smi", (), None)
     rows, other = [], []
     for line in outcome.text.splitlines():
         cells = [cell.strip() for cell in line.split(",", len(fields))]
@@ -210,13 +250,13 @@ def _ask_nvidia_smi(system: System, notes: Notes) -> _Found:
         _add_trouble(notes, code, words)
     instances = _instances(system, tool) if any(row.get("mig.mode.current") == "Enabled" for row in rows) else {}
     gpus = tuple(_from_row(row, instances) for row in rows)
-    return _Found("nvidia-smi", gpus, next((row["driver_version"] for row in rows), None))
+    return Found("nvidia-smi", gpus, next((row["driver_version"] for row in rows), None))
 
 
-def _from_row(row: dict[str, str], instances: dict[str, tuple[_Gpu, ...]]) -> _Gpu:
+def _from_row(row: dict[str, str], instances: dict[str, tuple[Gpu, ...]]) -> Gpu:
     uuid = _uuid(row["uuid"])
     memory = size(_mebibytes(row["memory.total"]))
-    return _Gpu(
+    return Gpu(
         uuid=uuid,
         name=_known(row["name"].strip('"')),
         pci=_pci(row["pci.bus_id"]),
@@ -230,9 +270,9 @@ def _from_row(row: dict[str, str], instances: dict[str, tuple[_Gpu, ...]]) -> _G
     )
 
 
-def _instances(system: System, tool: str) -> dict[str, tuple[_Gpu, ...]]:
+def _instances(system: System, tool: str) -> dict[str, tuple[Gpu, ...]]:
     """Return the MIG instances by their GPU's UUID, as `nvidia-smi -L` lists them; their memory it does not tell."""
-    found: dict[str, tuple[_Gpu, ...]] = {}
+    found: dict[str, tuple[Gpu, ...]] = {}
     parent = ""
     for line in system.run([tool, "-L"], limit=NVIDIA_SMI_LIMIT_S).text.splitlines():
         uuid = _uuid((re.search(r"\(UUID: ([^)\s]+)\)", line) or [None, None])[1])
@@ -241,7 +281,7 @@ def _instances(system: System, tool: str) -> dict[str, tuple[_Gpu, ...]]:
         if uuid.startswith("GPU-"):
             parent = uuid
         else:
-            found[parent] = (*found.get(parent, ()), _Gpu(uuid=uuid, name=text(line.partition("Device")[0])))
+            found[parent] = (*found.get(parent, ()), Gpu(uuid=uuid, name=text(line.partition("Device")[0])))
     return found
 
 

@@ -27,6 +27,8 @@ _LIBRARIES = (
 _LIBRARY_NOT_FOUND = 12
 _FUNCTION_NOT_FOUND = 13
 _TEXT = 96  # longer than every buffer size that nvml.h names
+_PROCESSES = 1024  # more than one device runs
+_NOT_AVAILABLE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 
 
 class _Pci(ctypes.Structure):
@@ -47,6 +49,29 @@ class _Memory(ctypes.Structure):
     """`nvmlMemory_t` of nvml.h; bytes."""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Memory2(ctypes.Structure):
+    """`nvmlMemory_v2_t` of nvml.h; bytes. What the driver has reserved for itself is not in `used`."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class _Process(ctypes.Structure):
+    """`nvmlProcessInfo_t` of nvml.h, version 3; bytes."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("part", ctypes.c_uint),
+    )
 
 
 class _Addressing(ctypes.Structure):
@@ -96,7 +121,19 @@ def _describe(nvml: _Nvml, handle: ctypes.c_void_p) -> dict[str, Any]:
     ask("uuid", nvml.text("nvmlDeviceGetUUID", handle))
     ask("name", nvml.text("nvmlDeviceGetName", handle))
     ask("memory", nvml.filled("nvmlDeviceGetMemoryInfo", _Memory(), handle), lambda it: [it.total, it.free])
+    memory = _Memory2(version=ctypes.sizeof(_Memory2) | 2 << 24)
+    found, _ = nvml.filled("nvmlDeviceGetMemoryInfo_v2", memory, handle)
+    gpu["used"] = found.used if found else None
+    gpu["processes"] = _processes(nvml, handle)
     return gpu
+
+
+def _processes(nvml: _Nvml, handle: ctypes.c_void_p) -> list[list[int | None]] | None:
+    """Return the compute processes as [pid, bytes]; None where the driver does not tell them."""
+    count, listed = ctypes.c_uint(_PROCESSES), (_Process * _PROCESSES)()
+    if nvml.call("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), listed) != 0:
+        return None
+    return [[it.pid, None if it.used == _NOT_AVAILABLE else it.used] for it in listed[: count.value]]
 
 
 def _describe_physical(nvml: _Nvml, handle: ctypes.c_void_p) -> dict[str, Any]:

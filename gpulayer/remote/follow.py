@@ -46,7 +46,8 @@ def follow(
             if latest != sign or now - looked >= _SETTLE:
                 sign, looked = latest, now
                 before, state = state, settled(run) or state
-                if state["status"] != before["status"] and state["status"] not in states.FINAL:
+                new = any(state.get(name) != before.get(name) for name in ("status", "foreign_process"))
+                if new and state["status"] not in states.FINAL:
                     yield {"state": state}, b""
             # The state is read before the log: a final state then comes after all that belongs to it.
             final = state["status"] in states.FINAL

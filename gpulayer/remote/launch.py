@@ -10,6 +10,7 @@ from gpulayer.remote import clock, processes, records, runs
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
 from gpulayer.remote.leases import Leases
+from gpulayer.remote.occupants import RUN_ID, look, others, words
 from gpulayer.remote.runs import Run
 from gpulayer.remote.settling import live_state, settle, settled
 from gpulayer.remote.supervisor import Supervisor
@@ -19,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from gpulayer.remote.occupants import Sight
 
 _CLAIM_LIMIT = 10.0  # seconds that another launch of the same run may take
 
@@ -71,7 +74,7 @@ def launch(
             return
         failpoint("claimed")
         leases = _admit(run, spec, state_folder, lease_folder)
-        supervisor = _supervisor(run, spec, lock)
+        supervisor = _supervisor(run, spec, lock, _look(spec, leases))
         records.replace(run.spec, spec)
         failpoint("spec-written")
     except RequestError as error:
@@ -135,6 +138,26 @@ def _admit(run: Run, spec: dict[str, Any], state_folder: str, lease_folder: str)
     return leases.take_slot(spec["slots"], run.id)
 
 
+def _look(spec: dict[str, Any], leases: list[int]) -> Sight:
+    """Return what is seen on the devices that were leased. Raises RequestError `busy` where somebody else is there."""
+    if not spec["devices"]:
+        return {}
+    sight = look(spec["devices"])
+    shared = spec["share"] > 1
+    found = others(sight, lambda pid: shared and processes.variable(pid, RUN_ID) is not None)
+    if not found:
+        return sight
+    for lease in leases:
+        os.close(lease)
+    holder = words(found)
+    raise RequestError(
+        "busy",
+        f"{found[0]['device']} is used by {holder}, which GPUlayer did not start",
+        fix="wait until it ends, or end it",
+        holder=holder,
+    )
+
+
 def _enough(what: str, needed: int | None, found: int | None) -> None:
     if needed is not None and found is not None and found < needed:
         raise RequestError(
@@ -156,9 +179,9 @@ def _memory_available() -> int | None:
     return None
 
 
-def _supervisor(run: Run, spec: dict[str, Any], lock: int) -> Supervisor:
+def _supervisor(run: Run, spec: dict[str, Any], lock: int, sight: Sight) -> Supervisor:
     timeout = spec["timeout"]
     deadline = None if timeout is None else clock.boot_time() + timeout
-    record = runs.new_record(runs.first_state(spec), deadline=deadline, grace=spec["grace"])
+    record = runs.new_record(runs.first_state(spec), deadline=deadline, grace=spec["grace"], sight=sight)
     record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
     return Supervisor(run, record, lock)

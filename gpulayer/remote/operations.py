@@ -188,17 +188,17 @@ def probe(host: Host, request: Request) -> Task:
     python, frameworks = request.text_or_none("python"), request.texts("frameworks")
     fresh, deep = request.flag("fresh"), request.flag("deep")
 
-    def observe() -> bytes:
+    def observe() -> tuple[dict[str, Any], bytes]:
         from gpulayer.gpu import discovery
 
         report = discovery.probe(python, frameworks, fresh=fresh, deep=deep, state_root=host.folder)
-        return json.dumps(report).encode("ascii")
+        return {}, json.dumps(report).encode("ascii")
 
     return _in_child(host, request, observe)
 
 
-def _in_child(host: Host, request: Request, work: Callable[[], bytes]) -> Task:
-    """Do `work` in a child of its own process group, and answer with the payload that it returns."""
+def _in_child(host: Host, request: Request, work: Callable[[], tuple[dict[str, Any], bytes]]) -> Task:
+    """Do `work` in a child of its own process group, and answer with the fields and the payload that it returns."""
     pipe, end = os.pipe()
     pid = os.fork()
     if pid:
@@ -210,7 +210,10 @@ def _in_child(host: Host, request: Request, work: Callable[[], bytes]) -> Task:
         for standard in (0, 1):  # the connection is the agent's alone
             os.dup2(null, standard)
         try:
-            frame = encode(host.nonce, {"id": request.id, "ok": True}, work())
+            fields, payload = work()
+            frame = encode(host.nonce, {"id": request.id, "ok": True, **fields}, payload)
+        except RequestError as error:
+            frame = encode(host.nonce, {"id": request.id, "error": error.header()})
         except Exception as error:  # noqa: BLE001  # whatever it was, the controller is told
             refusal = RequestError(request.op, f"{request.op} failed: {type(error).__name__}: {error}")
             frame = encode(host.nonce, {"id": request.id, "error": refusal.header()})
@@ -224,10 +227,25 @@ def _died(request: Request) -> NoReturn:
     raise RequestError("died", f"the process that did '{request.op}' on the host died", fix="try again")
 
 
-def survey(host: Host, request: Request) -> dict[str, Any]:
-    """Say who holds what, and which runs of a project are known: the ids after `after`, as many as fit."""
+def survey(host: Host, request: Request) -> Task:
+    """Say who holds what, and which runs of a project are known: the ids after `after`, as many as fit.
+
+    In a child: a GPU's driver is asked, which may hang.
+    """
     project, after = request.text("project"), request.text_or_none("after") or ""
-    devices, slots = Leases(host.lease_folder).holders()
+    return _in_child(host, request, lambda: (_survey(host, project, after), b""))
+
+
+def _survey(host: Host, project: str, after: str) -> dict[str, Any]:
+    from gpulayer.remote import occupants
+
+    leased, slots = Leases(host.lease_folder).holders()
+    holders = {
+        device: occupants.words(foreign)
+        for device, seen in occupants.look().items()
+        if (foreign := occupants.others({device: seen}))
+    }
+    holders.update(leased)
     found: list[dict[str, Any]] = []
     more = False
     size = 0
@@ -242,7 +260,7 @@ def survey(host: Host, request: Request) -> dict[str, Any]:
             more = True
             break
         found.append(state)
-    return {"holders": devices, "slots_held": slots, "runs": found, "more": more}
+    return {"holders": holders, "slots_held": slots, "runs": found, "more": more}
 
 
 def have(host: Host, request: Request) -> dict[str, Any]:

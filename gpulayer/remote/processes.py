@@ -13,6 +13,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
+    from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC_PIDTBSDINFO = 3
@@ -83,13 +84,23 @@ def writers(path: str) -> set[int]:
     return found
 
 
-def has_environment(pid: int, entry: str) -> bool:
-    """Say whether a process was started with `entry` (`NAME=value`) in its environment; False where unknown."""
+def variable(pid: int, name: str) -> str | None:
+    """Return what a process had as `name` in its environment when it was started; None where that is unknown too."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return os.fsencode(entry) in file.read().split(b"\0")
+            entries = file.read().split(b"\0")
     except OSError:
-        return False
+        return None
+    prefix = os.fsencode(name + "=")
+    return next((os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)), None)
+
+
+def describe(pid: int) -> dict[str, Any]:
+    """Return what a record says of a process that is on no device: its name where the system tells it."""
+    name = None
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        name = file.read().strip()
+    return {"device": None, "pid": pid, "name": name, "user": None, "memory_bytes": None}
 
 
 def send(pid: int, start: int, number: int) -> None:

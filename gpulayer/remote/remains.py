@@ -20,7 +20,6 @@ def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
     if pid in table and table[pid].start == start:
         roots |= {pid} | {process.pid for process in table.values() if process.session == pid}
     elif pid not in table:  # otherwise the number has gone to somebody else, and so may the session's
-        cookie = f"GPULAYER_RUN_ID={run.id}"
         session = [process.pid for process in table.values() if process.session == pid]
-        roots |= {member for member in session if processes.has_environment(member, cookie)}
+        roots |= {member for member in session if processes.variable(member, "GPULAYER_RUN_ID") == run.id}
     return {pid: table[pid].start for pid in processes.below(roots, table)}

@@ -101,7 +101,7 @@ class Run:
     def finish(self, state: dict[str, Any], status: str, **outcome: object) -> dict[str, Any]:
         """Write the final record, once, and return the final state: that of an earlier writer if there was one.
 
-        `outcome` may hold `code`, `signal` and `reason`. The log must be complete. Raises OSError.
+        `outcome` may hold `code`, `signal`, `reason` and `left`. The log must be complete. Raises OSError.
         """
         reason = outcome.get("reason")
         final: dict[str, Any] = {
@@ -110,6 +110,7 @@ class Run:
             "code": outcome.get("code"),
             "signal": outcome.get("signal"),
             "reason": None if reason is None else str(reason)[:_MAX_REASON],
+            "left": outcome.get("left"),
             "ended_at": clock.stamp(),
             "log_size": self.log_size(),
         }
@@ -140,7 +141,7 @@ class Run:
             unknown = {"project": "", "job": self.id, "key": "", "attempt": 0, "host": "", "accelerator": ""}
             spec = {"run": self.id, **unknown, "devices": [], "outputs": [], "grace": 0}
         state = {**first_state(spec), "status": states.RUNNING, "started_at": None}
-        record = new_record(state, deadline=None, grace=spec["grace"])
+        record = new_record(state, deadline=None, grace=spec["grace"], sight={})
         return {**record, "leader": [0, 0]}
 
     def _tail_hash(self) -> str | None:
@@ -165,17 +166,23 @@ def first_state(spec: dict[str, Any]) -> dict[str, Any]:
         "ended_at": None,
         "log_size": 0,
         "outputs": spec["outputs"],
+        "foreign_process": None,
+        "left": None,
     }
 
 
-def new_record(state: dict[str, Any], *, deadline: float | None, grace: float) -> dict[str, Any]:
-    """Return what `state.json` holds: the state, and what only this host needs. `deadline` is in boot time."""
+def new_record(state: dict[str, Any], *, deadline: float | None, grace: float, sight: dict[str, Any]) -> dict[str, Any]:
+    """Return what `state.json` holds: the state, and what only this host needs. `deadline` is in boot time.
+
+    `sight` is what was seen on the run's devices before it started.
+    """
     return {
         "schema": RECORD,
         "state": state,
         "session": clock.session_id(),
         "deadline": deadline,
         "grace": grace,
+        "sight": sight,
         "supervisor": None,
         "leader": None,
     }

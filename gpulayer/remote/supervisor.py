@@ -19,6 +19,7 @@ import time
 from gpulayer.remote import clock, job, processes, records, states
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
+from gpulayer.remote.occupants import Watch
 from gpulayer.remote.remains import orphans
 from gpulayer.remote.runs import Run
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _LOOK = 0.5  # seconds between looks at the cancel marker and the deadline; a signal makes it look at once
 _DRAIN = 5.0  # seconds that what the leader left behind may go on
 _KILLING = 30.0  # seconds after which what does not die of SIGKILL counts as unkillable
+_GIVING_BACK = 4.0  # seconds that a driver may take to give a dead process's memory back
 _MAX_REASON = 4096
 
 
@@ -48,6 +50,8 @@ class Supervisor:
         self._aside: set[int] = set()
         self._subreaper = processes.become_subreaper()
         self._known: dict[int, int] = {}
+        self._watch = Watch(self.state["devices"], run.id, record.get("sight", {}))
+        self.state["foreign_process"] = self._watch.foreign
         self._wakeup, self._alarm = os.pipe()
         for end in (self._wakeup, self._alarm):
             os.set_blocking(end, False)
@@ -105,6 +109,9 @@ class Supervisor:
             self._sleep(self._patience())
             if not self._subreaper:
                 self._members()  # learns of those that are about to leave their parents
+            if self._watch.step(self._members):
+                self.state["foreign_process"] = self._watch.foreign
+                self._write(self.state["status"])
         failpoint("leader-ended")
         unkillable = self._drain()
         status, outcome = self._outcome()
@@ -178,6 +185,7 @@ class Supervisor:
                 return set(members)
 
     def _finish(self, status: str, unkillable: set[int], **outcome: object) -> None:
+        outcome["left"] = self._left(unkillable)
         if unkillable:
             pids = ", ".join(str(pid) for pid in sorted(unkillable))
             outcome["reason"] = f"unkillable: {pids} do not die of SIGKILL and keep their devices"
@@ -193,6 +201,16 @@ class Supervisor:
         failpoint("exit-written")
         while self._members():  # the devices stay ours until the last one is gone
             self._sleep(_LOOK)
+
+    def _left(self, unkillable: set[int]) -> dict[str, Any]:
+        """Return what is left of the run: whether its tree is empty, its devices free, and who still holds what."""
+        devices, found = self._watch.end(_GIVING_BACK)
+        tree = "alive" if unkillable else "empty" if self._sees_all() else "best_effort"
+        return {"tree": tree, "devices": devices, "processes": [*map(processes.describe, sorted(unkillable)), *found]}
+
+    def _sees_all(self) -> bool:
+        """Whether no process can have left the tree unseen."""
+        return self._subreaper
 
     def _write(self, status: str) -> None:
         self.state["status"] = states.move(self.state["status"], status)
@@ -222,13 +240,15 @@ class Supervisor:
         """Return the living processes of the run with their starts."""
         self._reap()
         table = processes.living()
+        for pid in self._aside | self._watch.aside:
+            table.pop(pid, None)
         roots = {os.getpid()}
         if not self._subreaper:
             # Without a subreaper a child whose parent has died is found by what was seen before, and by its group.
             known = {pid for pid, start in self._known.items() if pid in table and table[pid].start == start}
             groups = {table[pid].group for pid in known} - {os.getpgrp()}
             roots |= known | {process.pid for process in table.values() if process.group in groups}
-        self._known = {pid: table[pid].start for pid in processes.below(roots, table) - self._aside}
+        self._known = {pid: table[pid].start for pid in processes.below(roots, table)}
         return self._known
 
     def _outcome(self) -> tuple[str, dict[str, Any]]:
@@ -261,6 +281,9 @@ class Caretaker(Supervisor):
 
     def _leader_ended(self) -> bool:
         return processes.start_of(self._leader[0]) != self._leader[1]
+
+    def _sees_all(self) -> bool:
+        return False
 
     def _members(self) -> dict[int, int]:
         return orphans(self._run, self._leader)

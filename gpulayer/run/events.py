@@ -14,6 +14,7 @@ from gpulayer.remote import states
 SCHEMA: Final = "gpulayer.event/1"
 
 LAUNCHED = "launched"
+FOREIGN_PROCESS = "foreign_process"
 OUTPUT = "output"
 LOG_REPLACED = "log_replaced"
 LINK_LOST = "link_lost"
@@ -27,7 +28,8 @@ SUMMARY = "summary"
 
 STATUSES: Final = frozenset(states.MOVES)
 EVENTS: Final = STATUSES | {
-    LAUNCHED, OUTPUT, LOG_REPLACED, LINK_LOST, LINK_BACK, SYNCING, SYNCED, FETCHING, FETCHED, WARNING, SUMMARY,
+    LAUNCHED, FOREIGN_PROCESS, OUTPUT, LOG_REPLACED, LINK_LOST, LINK_BACK, SYNCING, SYNCED, FETCHING, FETCHED, WARNING,
+    SUMMARY,
 }  # fmt: skip
 
 
@@ -38,7 +40,8 @@ class Event:
     `event` is a word of EVENTS, and `detail` holds what belongs to it:
 
     - a status: `accelerator`, `devices`, `attempt`, `code`, `signal`, `reason`, `started_at`, `ended_at`; a job that
-      had succeeded before has `up_to_date`
+      had succeeded before has `up_to_date`, one of which its host tells has `foreign_process` and `left`
+    - `foreign_process`: `processes` of others that use the run's devices beside it
     - `launched`: `new` (false: the host had it already); `log_replaced`: `offset` at which the log begins anew
     - `output`: `offset` in the run's log; the bytes themselves are `data`
     - `link_lost`: `error`; `link_back`: nothing (both are about a host, not a job)

@@ -191,7 +191,7 @@ class Executor:
             ),
             work.run,
         )
-        self.reporter.status(work.run, accelerator=state.accelerator)
+        self.reporter.status(work.run, **state.detail)
         if self.detach:
             work.outcome = outcome_of(work.run)
         else:

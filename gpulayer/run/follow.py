@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,6 +20,7 @@ from gpulayer.run.channel import Channel
 from gpulayer.run.events import (
     FETCHED,
     FETCHING,
+    FOREIGN_PROCESS,
     LINK_BACK,
     LINK_LOST,
     LOG_REPLACED,
@@ -29,7 +30,7 @@ from gpulayer.run.events import (
     now,
     status_event,
 )
-from gpulayer.run.replies import BadReplyError, Reader, RunState, run_state
+from gpulayer.run.replies import BadReplyError, Process, Reader, RunState, run_state
 from gpulayer.run.store import Store
 
 TAIL: Final = 4096  # bytes before the offset that host and follower compare
@@ -166,11 +167,20 @@ class Follower:
         host's own offsets, so that two followers of one run write the same bytes.
         """
         current = run
+        strangers: list[Process] = []
 
         def changed(state: RunState) -> None:
             nonlocal current
             if state.run.status != current.status:
-                self.reporter.status(state.run, accelerator=state.accelerator)
+                self.reporter.status(state.run, **state.detail)
+            if new := [process for process in state.foreign or () if process not in strangers]:
+                strangers.extend(new)
+                self.reporter.say(
+                    Event(
+                        event=FOREIGN_PROCESS, at=now(), job=run.job, run=run.run, host=run.host,
+                        detail={"processes": [asdict(process) for process in new]},
+                    )
+                )  # fmt: skip
             current = state.run
 
         last = await self.links.insist(run.host, lambda session: self._stream(session, run, changed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from gpulayer.errors import HostError, Stage
@@ -33,12 +33,69 @@ class BadReplyError(HostError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run as its host tells it; `log_size` is bytes so far, None where the host does not know."""
+    """A run as its host tells it; `log_size` is bytes so far, None where the host does not know.
+
+    `foreign` are the processes of others that were seen on its devices, None where that cannot be told; `left` is what
+    was left of it at its end, None before. Both as docs/protocol.md says.
+    """
 
     run: KnownRun
     accelerator: str | None
     log_size: int | None
     outputs: tuple[str, ...]
+    foreign: tuple[Process, ...] | None = None
+    left: Left | None = None
+
+    @property
+    def detail(self) -> dict[str, object]:
+        """What a status event tells besides the run."""
+        return {
+            "accelerator": self.accelerator,
+            "foreign_process": None if self.foreign is None else [asdict(process) for process in self.foreign],
+            "left": None if self.left is None else asdict(self.left),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process on a host. `device` is the one that it is on, None where it is on none; what is None is not known."""
+
+    pid: int
+    device: str | None
+    name: str | None
+    user: str | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a run has left behind: `tree` is empty, best_effort or alive, each device free, held or unknown."""
+
+    tree: str
+    devices: Mapping[str, str]
+    processes: tuple[Process, ...]
+
+
+def _process(host: str, entry: object) -> Process:
+    reader = Reader(host, entry)
+    return Process(
+        pid=reader.number("pid"),
+        device=reader.optional_text("device"),
+        name=reader.optional_text("name"),
+        user=reader.optional_text("user"),
+        memory_bytes=reader.optional_number("memory_bytes"),
+    )
+
+
+def _processes(host: str, reader: Reader, key: str) -> tuple[Process, ...]:
+    return tuple(_process(host, entry) for entry in reader.items(key))
+
+
+def _left(host: str, value: object) -> Left:
+    reader = Reader(host, value)
+    return Left(
+        tree=reader.text("tree"), devices=reader.table("devices"), processes=_processes(host, reader, "processes")
+    )
 
 
 def run_state(host: str, state: object) -> RunState:
@@ -65,6 +122,8 @@ def run_state(host: str, state: object) -> RunState:
         accelerator=reader.optional_text("accelerator"),
         log_size=reader.optional_number("log_size"),
         outputs=reader.words("outputs"),
+        foreign=None if reader.get("foreign_process") is None else _processes(host, reader, "foreign_process"),
+        left=None if reader.get("left") is None else _left(host, reader.get("left")),
     )
 
 

@@ -40,7 +40,7 @@ def command(name: str) -> list[str]:
 
 def of_job(spec_run: str) -> set[int]:
     """The living processes that were started with the run's name in their environment."""
-    return {pid for pid in processes.living() if processes.has_environment(pid, f"GPULAYER_RUN_ID={spec_run}")}
+    return {pid for pid in processes.living() if processes.variable(pid, "GPULAYER_RUN_ID") == spec_run}
 
 
 @pytest.mark.parametrize("name", ESCAPES)

@@ -1,5 +1,7 @@
 """A stand-in for nvidia-smi: replays `query.csv` (with its header) and `list.txt`, which lie beside the script.
 
+`apps.csv`, if it is there, holds the compute processes: UUID, pid, MiB.
+
 Standard library only. Made into an executable by `tests.machines`, which puts the interpreter's line before it.
 """
 
@@ -14,6 +16,10 @@ def main(words: "list[str]") -> int:
         sys.stdout.write((folder / "list.txt").read_text())
         return 0
     options = dict(word.partition("=")[::2] for word in words)
+    apps = folder / "apps.csv"
+    if "--query-compute-apps" in options:
+        sys.stdout.write(apps.read_text() if apps.exists() else "")
+        return 0
     with (folder / "query.csv").open() as file:
         header, *rows = csv.reader(file, skipinitialspace=True)
     names = [column.partition(" ")[0] for column in header]

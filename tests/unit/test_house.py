@@ -29,7 +29,7 @@ TABLE: dict[str, set[str]] = {
     "spec.support": set(),
     "gpu": {"gpu"},
     "gpu.facts": set(),
-    "remote": {"remote", "gpu.discovery"},
+    "remote": {"remote", "gpu.discovery", "gpu.discovery_occupants"},
     "remote.wire": set(),
     "remote.states": set(),
     # A plan compares with known runs, whose words are those of `remote/states.py`, the one table of them.
