@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,7 +30,7 @@ from gpulayer.run.events import (
     now,
     status_event,
 )
-from gpulayer.run.replies import BadReplyError, Process, Reader, RunState, run_state
+from gpulayer.run.replies import BadReplyError, Process, Reader, RunState, listed, run_state
 from gpulayer.run.store import Store
 
 TAIL: Final = 4096  # bytes before the offset that host and follower compare
@@ -178,7 +178,7 @@ class Follower:
                 self.reporter.say(
                     Event(
                         event=FOREIGN_PROCESS, at=now(), job=run.job, run=run.run, host=run.host,
-                        detail={"processes": [asdict(process) for process in new]},
+                        detail={"processes": listed(new)},
                     )
                 )  # fmt: skip
             current = state.run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -51,8 +51,8 @@ class RunState:
         """What a status event tells besides the run."""
         return {
             "accelerator": self.accelerator,
-            "foreign_process": None if self.foreign is None else [asdict(process) for process in self.foreign],
-            "left": None if self.left is None else asdict(self.left),
+            "foreign_process": None if self.foreign is None else listed(self.foreign),
+            "left": None if self.left is None else {**asdict(self.left), "processes": listed(self.left.processes)},
         }
 
 
@@ -74,6 +74,11 @@ class Left:
     tree: str
     devices: Mapping[str, str]
     processes: tuple[Process, ...]
+
+
+def listed(processes: Iterable[Process]) -> list[dict[str, object]]:
+    """Return processes as JSON has them."""
+    return [asdict(process) for process in processes]
 
 
 def _process(host: str, entry: object) -> Process:

@@ -117,6 +117,30 @@ async def test_a_device_that_somebody_took_after_the_plan_is_left_for_one_that_i
     assert f"|{free}|" in output(events, "job").decode()
 
 
+async def test_others_on_the_gpus_are_named_in_the_plan_and_the_job_waits_for_them(
+    mixed: Project, machines: dict[str, SshdHost]
+) -> None:
+    apps = Path(machines["sim-cuda"].entry["python"]).with_name("apps.csv")
+    mixed.write({"a": {"command": STARTED, "accelerator": "cuda"}})
+    stranger = await asyncio.create_subprocess_exec("sleep", "1000")
+    try:
+        apps.write_text("".join(f"{device}, {stranger.pid}, 4096\n" for device in H200_IDS))
+        plan = await mixed.plan()
+        (job,) = plan.jobs
+        assert job.action == Action.QUEUE
+        found = [entry.refusal.found for entry in plan.shapes[job.shape].refusals if entry.refusal.code == "busy"]
+        assert found
+        assert all(holder.startswith(f"process {stranger.pid} (sleep, user ") for holder in found)
+        applied = asyncio.create_task(mixed.apply(plan))
+        done, _ = await asyncio.wait([applied], timeout=1)
+        assert not done
+    finally:
+        stranger.kill()
+        await stranger.wait()
+        apps.unlink(missing_ok=True)
+    assert summary(await applied) == (0, {"succeeded": 1})
+
+
 async def test_a_saved_fleet_plans_as_the_fleet_itself(mixed: Project) -> None:
     mixed.write({"apple": {"command": "true", "accelerator": "mps", "framework": "torch"},
                  "none": {"command": "true", "accelerator": "rocm"}})  # fmt: skip
