@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpulayer.cli.places import JOBS, inventory_path
+from gpulayer.cli.places import JOBS, inventory_path, missing
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import many, table
 from gpulayer.errors import ExitCode, InvalidDocumentError, Problem, UsageError
 from gpulayer.spec import documents, schemas, support
-from gpulayer.spec.inventory import load_inventory, parse_inventory
-from gpulayer.spec.jobs import JobSet, check_hosts, parse_jobs
+from gpulayer.spec.entries import refuse
+from gpulayer.spec.inventory import Inventory, load_inventory, parse_inventory
+from gpulayer.spec.jobs import parse_jobs
 
 
 def validate(args: argparse.Namespace, screen: Screen) -> int:
@@ -46,7 +47,7 @@ def _check(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             holds = many(len(parse_inventory(document).hosts), "host")
         else:
             jobs = parse_jobs(document)
-            problems = tuple(_unknown_hosts(jobs, document, args))
+            problems = refuse(missing(jobs, _inventory_in_use(args), document)).problems
             holds = many(len(jobs.jobs), "job")
     except InvalidDocumentError as error:
         problems = error.problems
@@ -61,13 +62,13 @@ def _check(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _unknown_hosts(jobs: JobSet, document: documents.Document, args: argparse.Namespace) -> list[Problem]:
-    """Hold the hosts that jobs name against the inventory in use; one that is broken itself says so elsewhere."""
+def _inventory_in_use(args: argparse.Namespace) -> Inventory | None:
+    """Return the inventory against which jobs are held; one that is broken itself says so elsewhere."""
     hosts = inventory_path(args)
     try:
-        return check_hosts(jobs, load_inventory(hosts), document) if hosts else []
+        return load_inventory(hosts) if hosts else None
     except InvalidDocumentError:
-        return []
+        return None
 
 
 def schema(args: argparse.Namespace, screen: Screen) -> int:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpulayer.cli.screen import Screen
-from gpulayer.errors import InvalidDocumentError, StateError, UsageError
+from gpulayer.errors import InvalidDocumentError, Problem, StateError, UsageError
 from gpulayer.placement.document import from_json
 from gpulayer.placement.plan import Plan
 from gpulayer.run.paths import Paths, find_folder
 from gpulayer.spec import documents
+from gpulayer.spec.entries import Fault, located, refuse
 from gpulayer.spec.inventory import Inventory, load_inventory, local_inventory
 from gpulayer.spec.jobs import JobSet, check_hosts, load_jobs, parse_jobs
 
@@ -53,12 +54,22 @@ def jobs_path(named: str | None) -> Path:
 
 
 def load_jobs_for(path: Path, inventory: Inventory) -> JobSet:
-    """Return the jobs in a file, whose `where` names hosts of this inventory; InvalidDocumentError."""
+    """Return the jobs in a file, with hosts of this inventory and folders that are there; InvalidDocumentError."""
     document = documents.load(path)
     jobs = parse_jobs(document)
-    if problems := check_hosts(jobs, inventory, document):
-        raise InvalidDocumentError(problems)
+    if problems := missing(jobs, inventory, document):
+        raise refuse(problems)
     return jobs
+
+
+def missing(jobs: JobSet, inventory: Inventory | None, document: documents.Document) -> list[Problem]:
+    """Return a problem for each host (held against `inventory`) and folder that jobs name and that is not there."""
+    problems = check_hosts(jobs, inventory, document) if inventory else []
+    gone = {folder for folder in {job.workdir for job in jobs.jobs.values()} if folder and not folder.is_dir()}
+    for name, job in jobs.jobs.items():
+        if job.workdir in gone:
+            problems += located(document, "jobs", name, [Fault(("workdir",), f"there is no folder {job.workdir}")])
+    return problems
 
 
 def read_json(path: Path) -> object:

@@ -55,6 +55,22 @@ def test_every_command_has_a_function_and_every_option_an_explanation() -> None:
     assert all("example:\n  gpulayer " in (parser.epilog or "") for parser in parsers().values())
 
 
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    helps = [arguments._parser().format_help(), *(parser.format_help() for parser in parsers().values())]
+    assert [line for text in helps for line in text.splitlines() if len(line) > 80] == []
+    assert [line for text in helps for line in text.splitlines() if line.endswith("-")] == []
+
+
+def test_an_unknown_option_is_answered_with_its_commands_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse(["plan", "--retry"])
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("usage: gpulayer plan ")
+    assert shown.endswith("gpulayer plan: error: unrecognized arguments: --retry\n")
+
+
 def test_help_knows_every_exit_code() -> None:
     codes = {int(code) for code in re.findall(r"(?:^|  )(\d+) ", arguments.EPILOG, re.MULTILINE)}
     assert codes == set(ExitCode)

@@ -138,13 +138,14 @@ def test_a_broken_document_is_2_with_line_and_column(gpulayer: Commander, words:
     assert "Traceback" not in result.err
 
 
-def test_a_host_that_is_not_in_the_inventory_is_found_before_anything_connects(gpulayer: Commander) -> None:
+def test_hosts_and_folders_that_are_not_there_are_found_before_anything_connects(gpulayer: Commander) -> None:
     gpulayer.write("inventory.yaml", "version: 1\nhosts:\n  there: {address: 127.0.0.1, port: 1}\n")
-    gpulayer.write("jobs.yaml", HELLO.replace("cpu,", "cpu, where: {hosts: [ther]},"))
+    gpulayer.write("jobs.yaml", HELLO.replace("cpu,", "cpu, where: {hosts: [ther]}, workdir: nowhere,"))
     for words in (("plan",), ("validate",)):
         result = gpulayer(*words)
         assert result.code == 2
         assert "did you mean 'there'?" in result.err
+        assert f"jobs.yaml:4:62: workdir: there is no folder {gpulayer.folder / 'nowhere'}" in result.err
 
 
 def test_a_plan_is_saved_for_this_user_alone(gpulayer: Commander) -> None:
@@ -167,6 +168,8 @@ def test_what_fits_nowhere_is_3_and_what_might_fit_on_a_silent_host_is_4(gpulaye
     result = gpulayer("plan")
     assert result.code == 4
     assert "refused: big" in result.out
+    assert "  gone: the host cannot be reached, see below [unreachable: fix the host]\n" in result.out
+    assert result.out.count("authenticate: there is no key to log in with") == 1
     gpulayer.write("jobs.yaml", HELLO)
     result = gpulayer("plan")
     assert result.code == 0

@@ -161,9 +161,10 @@ def test_detach_returns_and_cancel_ends_what_runs(story: Commander) -> None:
     cancelled = story("cancel", "late")
     assert cancelled.code == 0
     assert "late: cancelled" in cancelled.err
+    assert cancelled.out.endswith("done: 1 cancelled\n")
     assert statuses(story)["late"] == ("cancelled", None)
     assert story("cancel").code == 2
-    assert story("cancel", "--all").code == 0
+    assert story("cancel", "--all").out == "done: nothing runs or waits\n"
 
 
 def test_logs_follow_to_the_end(story: Commander) -> None:
@@ -195,8 +196,16 @@ def test_what_cannot_be_placed_starts_nothing_unless_partial(story: Commander) -
     assert result.code == 3
     assert "nothing was started" in result.err
     assert statuses(story) == {}
-    assert story("apply").code == 3
+    again = story("apply")
+    assert again.code == 3
+    assert "nothing was started: big cannot be placed\n  fix: `gpulayer plan` shows why; --partial" in again.err
+    assert "ended: 1 refused, 3 not started" in again.out
     assert statuses(story) == {}
+    story.write("jobs.yaml", text)  # what kept the plan from being carried out is mended: it is stale before all else
+    stale = story("apply")
+    assert stale.code == 5
+    assert "jobs.yaml: was changed" in stale.err
+    story.write("jobs.yaml", f"{text}  big: {{accelerator: cpu, resources: {{cpus: 9999}}, command: 'true'}}\n")
     partial = story("apply", "jobs.yaml", "--yes", "--partial")
     assert partial.code == 3
     assert "1 refused" in partial.out

@@ -39,6 +39,20 @@ def test_the_example_inventory_shows_every_key_of_a_host() -> None:
     assert loads(path)
 
 
+def test_the_example_jobs_show_every_key_of_a_job() -> None:
+    path = ROOT / "jobs.example.yaml"
+    schema = json.loads((ROOT / "schemas" / "jobs.schema.json").read_text(encoding="utf-8"))
+    job = schema["$defs"]["job"]["properties"]
+    text = path.read_text(encoding="utf-8")
+    assert set(re.findall(r"^    (\w+):", text, re.MULTILINE)) == set(job)
+    assert set(re.findall(r"^      (\w+):", text, re.MULTILINE)) == set(job["resources"]["properties"])
+    for key in ("where", "distributed"):
+        line = re.search(rf"^    {key}: (.*)$", text, re.MULTILINE)
+        assert line
+        assert all(f"{word}: " in line[1] for word in job[key]["properties"])
+    assert loads(path)
+
+
 # Keys that have one allowed value today and nothing to show.
 LATER = {"jobs_per_device"}
 
