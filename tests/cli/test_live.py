@@ -42,8 +42,10 @@ STORY = [
 ]
 
 
-def tell(story: list[Event], capfd: pytest.CaptureFixture[str], *, machine: bool = False) -> tuple[str, str, ExitCode]:
-    live = Live(Screen(machine=machine, color=False), secrets=["hunter22"])
+def tell(
+    story: list[Event], capfd: pytest.CaptureFixture[str], *, machine: bool = False, cancelling: bool = False
+) -> tuple[str, str, ExitCode]:
+    live = Live(Screen(machine=machine, color=False), secrets=["hunter22"], cancelling=cancelling)
     for moment in story:
         live.show(moment)
     out, err = capfd.readouterr()
@@ -75,6 +77,19 @@ def test_a_story_reads_well(capfd: pytest.CaptureFixture[str]) -> None:
         "h200: disk is nearly full",
         "  fix: free space",
     ]
+
+
+def test_a_cancelled_job_is_no_failure_of_who_cancels(capfd: pytest.CaptureFixture[str]) -> None:
+    story = [event("cancelled"), event("summary", job=None, host=None, counts={"cancelled": 1}, exit_code=1)]
+    assert tell(story, capfd, cancelling=True) == ("done: 1 cancelled\n", "train: cancelled\n", ExitCode.OK)
+    out, _, code = tell(story, capfd)
+    assert "ended: 1 cancelled" in out
+    assert code == ExitCode.JOB_FAILED
+
+
+def test_nothing_to_do_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    out, _, _ = tell([event("summary", job=None, host=None, counts={}, exit_code=0)], capfd)
+    assert out == "done: nothing runs or waits\n"
 
 
 def test_json_is_one_object_a_line_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
