@@ -174,6 +174,7 @@ def _ask_nvml(system: System, notes: Notes) -> Found | None:
     code, values = answer.values.get("init"), answer.values
     if code != 0:
         if answer.outcome.timed_out:
+            _add_trouble(notes, "nvidia_smi_failed", f"NVML: {answer.trouble}")
             return Found("nvml", (), None)
         if code not in _CODES:
             return None

@@ -26,7 +26,9 @@ from gpulayer.spec.support import Accelerator
 
 # The probe's notes after which the absence of a device proves nothing.
 UNSURE: Final = {
-    Accelerator.CUDA: frozenset({"nvidia_smi_timeout", "nvidia_smi_failed", "driver_library_mismatch"}),
+    Accelerator.CUDA: frozenset(
+        {"nvidia_smi_timeout", "nvidia_smi_failed", "driver_library_mismatch", "driver_not_loaded", "gpu_lost"}
+    ),
     Accelerator.MPS: frozenset({"metal_probe_failed", "system_profiler_empty"}),
 }
 
