@@ -23,9 +23,12 @@ class Recorded:
 
     - `self`: attributes such as `platform`, `machine`, `kernel`, `hostname`
     - `files`: {path: text}; with `hidden` (a list of path prefixes) all other files are the real machine's
-    - `tools`: {name: path}, run for real, and `commands`: {"words": stdout, or {"code", "stdout", "stderr"}}
+    - `tools`: {name: path}, and `commands`: {"words": stdout, or {"code", "stdout", "stderr", "timed_out"}}; a tool of
+      which no command is told runs for real
     - `sysctl`: {name: value}
-    - `children`: {name: {key: value}}, complete answers; other children run for real
+    - `children`: {name: {key: value}}, complete answers, or the lines that a child wrote; other children run for real
+    - `endings`: {name: {"code", "signal", "timed_out", "stderr"}} of children that did not just end
+    - `cpus` and `disk_free`
     """
 
     recording: dict[str, Any]
@@ -61,20 +64,28 @@ class Recorded:
     def which(self, tool: str, _folders: Any) -> Any:
         return self.recording.get("tools", {}).get(tool)
 
+    def cpus(self) -> Any:
+        return self.recording["cpus"] if "cpus" in self.recording else self.seam.cpus(self)
+
+    def disk_free(self, folder: str) -> Any:
+        return self.recording["disk_free"] if "disk_free" in self.recording else self.seam.disk_free(self, folder)
+
     def run(self, command: Any, *, limit: float) -> Any:
         outcome = sys.modules[SEAM].__dict__["Outcome"]
-        if command[0] in self.recording.get("tools", {}).values():
+        told = self.recording.get("commands", {})
+        is_tool = command[0] in self.recording.get("tools", {}).values()
+        if is_tool and not any(words.startswith(f"{command[0]} ") for words in told):
             return self.seam.run(self, command, limit=limit)
         if command[0].endswith("/sysctl") and "sysctl" in self.recording:
             said = self._sysctl(command[1:])
         else:
-            said = self.recording.get("commands", {}).get(" ".join(command))
+            said = told.get(" ".join(command))
         if said is None:
             return outcome(error="No such file or directory")
         if isinstance(said, str):
             said = {"code": 0, "stdout": said}
         streams = {name: said.get(name, "").encode() for name in ("stdout", "stderr")}
-        return outcome(code=said["code"], **streams)
+        return outcome(code=said.get("code"), timed_out=said.get("timed_out", False), **streams)
 
     def _sysctl(self, names: Any) -> dict[str, Any]:
         known = [name for name in names if name in self.recording["sysctl"]]
@@ -85,9 +96,12 @@ class Recorded:
         values = self.recording.get("children", {}).get(name)
         if values is None:
             return self.seam.child(self, name, **options)
-        lines = [json.dumps(pair) for pair in (*values.items(), ("done", True))]
+        lines = [*values.items(), ("done", True)] if isinstance(values, dict) else values
+        ending = {"code": 0, **self.recording.get("endings", {}).get(name, {})}
+        ending["stderr"] = ending.get("stderr", "").encode()
+        answer = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
         seam = sys.modules[SEAM].__dict__
-        return seam["parse_answer"](seam["Outcome"](code=0, answer="".join(f"{line}\n" for line in lines).encode()))
+        return seam["parse_answer"](seam["Outcome"](**ending, answer=answer))
 
 
 def recorded_system(base: Any, recording: dict[str, Any]) -> Any:
