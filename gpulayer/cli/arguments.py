@@ -112,6 +112,14 @@ def _connecting() -> argparse.ArgumentParser:
     return common
 
 
+def _age(text: str) -> int:
+    """Read an age such as `7d` as seconds."""
+    number, unit = text[:-1], {"s": 1, "m": 60, "h": 3_600, "d": 86_400}.get(text[-1:])
+    if unit is None or not (number.isascii() and number.isdigit()) or len(number) > 6:  # noqa: PLR2004 - centuries
+        raise argparse.ArgumentTypeError(f"{text!r} is no age: write 12h or 7d")
+    return int(number) * unit
+
+
 def _asking(command: _Command) -> None:
     validate = command(
         "validate",
@@ -196,6 +204,17 @@ def _running(command: _Command) -> None:
     cancel = command("cancel", "cancel jobs, waiting ones too", "gpulayer cancel train eval", _connecting())
     cancel.add_argument("jobs", nargs="*", metavar="JOB", help="jobs or run ids (gpulayer cancel train)")
     cancel.add_argument("--all", action="store_true", help="all jobs of this project (gpulayer cancel --all)")
+
+    gc = command("gc", "remove what old runs have left on the hosts", "gpulayer gc --older-than 7d", _connecting())
+    gc.add_argument("hosts", nargs="*", metavar="HOST", help="only these (gpulayer gc mac-studio)")
+    gc.add_argument(
+        "--older-than",
+        type=_age,
+        default="30d",
+        metavar="AGE",
+        help="runs that ended longer ago than this: 12h, 7d; default: 30d (gpulayer gc --older-than 7d)",
+    )
+    gc.add_argument("-y", "--yes", action="store_true", help="remove it and ask nothing (gpulayer gc --yes)")
 
     fetch = command("fetch", "bring a job's outputs here", "gpulayer fetch train", _connecting())
     fetch.add_argument("job", metavar="JOB", help="a job, or a run id of `status --json` (gpulayer fetch train)")

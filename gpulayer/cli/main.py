@@ -23,6 +23,7 @@ COMMANDS = {
     "logs": "afterwards",
     "cancel": "afterwards",
     "fetch": "afterwards",
+    "gc": "housekeeping",
 }
 
 

@@ -7,6 +7,7 @@ import os
 import time
 
 from gpulayer.remote import states
+from gpulayer.remote.runs import removed
 from gpulayer.remote.settling import settled
 from gpulayer.remote.wire import RequestError
 
@@ -35,6 +36,10 @@ def follow(
     if state is None:
         raise RequestError("unknown_run", f"this host knows no run {run.id}")
     yield {"state": state}, b""
+    if run.buried:
+        if offset == state["log_size"]:
+            return {"state": state}
+        raise removed(run)
     log = os.open(run.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
     try:
         _check_tail(log, offset, tail)

@@ -141,10 +141,15 @@ def _build(blobs: Blobs, spec: dict[str, Any], folder: str) -> None:
         blobs.build(blobs.tree(spec["tree"]), folder)
 
 
+def prepared_name(spec: dict[str, Any]) -> str:
+    """Return the name of the folder in which the setup of a spec runs."""
+    identity = json.dumps([spec["tree"], spec["python"] or sys.executable, spec["setup"]])
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
 def _prepared(run: Run, spec: dict[str, Any], blobs: Blobs, variables: dict[bytes, bytes]) -> str:
     """Return the folder in which the setup has run: once for each shipped tree, interpreter and text of the setup."""
-    identity = json.dumps([spec["tree"], spec["python"] or sys.executable, spec["setup"]])
-    folder = os.path.join(run.prepared, hashlib.sha256(identity.encode()).hexdigest()[:32])
+    folder = os.path.join(run.prepared, prepared_name(spec))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     tree, done = os.path.join(folder, "tree"), os.path.join(folder, "done")
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -9,6 +9,7 @@ import time
 from gpulayer.remote import clock, processes, records, runs
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
+from gpulayer.remote.garbage import hold
 from gpulayer.remote.leases import Leases
 from gpulayer.remote.occupants import RUN_ID, look, others, words
 from gpulayer.remote.runs import Run
@@ -66,13 +67,13 @@ def launch(
     """Start the run of a checked spec once, answer with its state or with why it was not started, and supervise it."""
     run = Run(state_folder, spec["run"])
     try:
-        os.makedirs(run.folder, mode=0o700, exist_ok=True)
         lock = _claim(run)
         if lock is None or run.exists():
             _check_key(run, spec)
             answer({"ok": True, "new": False, "state": settled(run) if lock is None else settle(run, lock)})
             return
         failpoint("claimed")
+        code = hold(state_folder)
         leases = _admit(run, spec, state_folder, lease_folder)
         supervisor = _supervisor(run, spec, lock, _look(spec, leases))
         records.replace(run.spec, spec)
@@ -84,7 +85,7 @@ def launch(
         answer({"error": refusal(error).header()})
         return
     try:
-        supervisor.start(spec, secrets, Blobs(state_folder), umask, leases)
+        supervisor.start(spec, secrets, Blobs(state_folder), umask, leases=leases, code=code)
     except OSError as error:
         if not run.exists():
             answer({"error": refusal(error).header()})
@@ -96,13 +97,17 @@ def launch(
 
 
 def _claim(run: Run) -> int | None:
-    """Return the lock of the run, or None where its supervisor has it. Raises RequestError `lock`."""
+    """Return the lock of the run, or None where its supervisor has it or it was removed. Raises RequestError `lock`."""
     give_up = time.monotonic() + _CLAIM_LIMIT
     pause = 0.002
     while True:
-        lock = run.try_lock()
-        if lock is not None:
-            return lock
+        if run.buried:
+            return None
+        os.makedirs(run.folder, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # it was removed at this very moment: begin anew
+            lock = run.try_lock()
+            if lock is not None:
+                return lock
         if run.exists() and run.last_known()["leader"] is not None:
             return None
         if time.monotonic() > give_up:

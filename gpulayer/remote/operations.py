@@ -15,7 +15,7 @@ import time
 
 from gpulayer.remote import clock, folders, processes
 from gpulayer.remote.leases import Leases
-from gpulayer.remote.runs import Run
+from gpulayer.remote.runs import Run, removed
 from gpulayer.remote.settling import settled
 from gpulayer.remote.states import FINAL
 from gpulayer.remote.wire import MAX_HEADER, PROTOCOL, RequestError, encode
@@ -136,11 +136,14 @@ class Host:
             self._blobs.drop_parts()
 
     def run_ids(self) -> list[str]:
-        """Return the names of all runs that were ever claimed here."""
-        try:
-            return os.listdir(os.path.join(self.folder, "runs"))
-        except FileNotFoundError:
-            return []
+        """Return the names of all runs that were ever claimed here, of those that were removed too."""
+        found: set[str] = set()
+        with contextlib.suppress(FileNotFoundError):
+            found.update(name for name in os.listdir(os.path.join(self.folder, "runs")) if not name.startswith("."))
+        with contextlib.suppress(FileNotFoundError):
+            done = os.listdir(os.path.join(self.folder, "done"))
+            found.update(name[: -len(".json")] for name in done if name.endswith(".json"))
+        return list(found)
 
     def introduce(self) -> dict[str, Any]:
         """Return the answer to `hello`."""
@@ -348,7 +351,21 @@ def fetch_outputs(host: Host, request: Request) -> Stream:
     run = Run(host.folder, request.text("run"))
     if not run.exists():
         raise RequestError("unknown_run", f"this host knows no run {run.id}")
+    if run.buried:
+        raise removed(run)
     return fetch(run.work, request.texts("patterns"))
+
+
+def gc(host: Host, request: Request) -> Task:
+    """Remove what old runs have left, or tell what that would be."""
+    older_than, dry = request.integer("older_than"), request.flag("dry")
+
+    def collect() -> tuple[dict[str, Any], bytes]:
+        from gpulayer.remote import garbage
+
+        return garbage.collect(host.folder, older_than, dry=dry), b""
+
+    return _in_child(host, request, collect)
 
 
 OPERATIONS: dict[str, Callable[[Host, Request], dict[str, Any] | Task | Stream]] = {
@@ -362,4 +379,5 @@ OPERATIONS: dict[str, Callable[[Host, Request], dict[str, Any] | Task | Stream]]
     "follow": follow_run,
     "cancel": cancel,
     "fetch": fetch_outputs,
+    "gc": gc,
 }

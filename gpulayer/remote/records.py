@@ -9,6 +9,8 @@ import os
 import stat
 import sys
 
+from gpulayer.remote.wire import RequestError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -62,7 +64,10 @@ def write_once(path: str, record: dict[str, Any]) -> bool:
 
 
 def read(path: str, schema: str) -> dict[str, Any] | None:
-    """Return a record, or None where there is none. Raises DamagedError where it is not what was written."""
+    """Return a record, or None where there is none. Fields that a newer version has added are its own.
+
+    Raises DamagedError where it is not what was written, and RequestError `newer` for a form of the future.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -77,8 +82,20 @@ def read(path: str, schema: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         raise DamagedError(f"{path} is damaged") from None
     if not isinstance(record, dict) or record.get("schema") != schema:
+        if isinstance(record, dict) and _is_newer(record.get("schema"), schema):
+            raise RequestError(
+                "newer",
+                f"{path} was written by a newer version of GPUlayer ({record['schema']}, this one knows {schema})",
+                fix="use that version, or a later one, with this host",
+            )
         raise DamagedError(f"{path} is not of the form {schema}")
     return record
+
+
+def _is_newer(found: object, schema: str) -> bool:
+    name, _, version = schema.partition("/")
+    theirs, _, number = found.partition("/") if isinstance(found, str) else ("", "", "")
+    return theirs == name and number.isdecimal() and int(number) > int(version)
 
 
 def _written(path: str, record: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ Its `lock` is held by its supervisor as long as that lives; the kernel frees it,
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SPEC = "gpulayer.spec/1"
 RECORD = "gpulayer.run/1"
 EXIT = "gpulayer.exit/1"
+TOMBSTONE = "gpulayer.tombstone/1"
 CANCEL = "gpulayer.cancel/1"
 
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -49,33 +51,63 @@ class Run:
         self.work = os.path.join(self.folder, "work")
         self.shims = os.path.join(self.folder, "bin")
         self.prepared = os.path.join(state_folder, "prepared")
+        self.tombstone = os.path.join(state_folder, "done", f"{run}.json")
 
     def exists(self) -> bool:
         """Say whether this run was ever begun. Damaged records count: what they belong to may have run."""
-        return os.path.lexists(self.record) or os.path.lexists(self.exit)
+        return any(map(os.path.lexists, (self.record, self.exit, self.tombstone)))
+
+    @property
+    def buried(self) -> bool:
+        """Whether its folder was removed, and with it log and outputs."""
+        return os.path.lexists(self.tombstone) and not os.path.lexists(self.exit)
 
     def try_lock(self) -> int | None:
-        """Return the descriptor of the lock, taken, or None while somebody else has it."""
+        """Return the descriptor of the lock, taken, or None while somebody else has it.
+
+        Raises FileNotFoundError where there is no folder of the run, or none any more.
+        """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(self.lock, follow_symlinks=False)):
+                return descriptor
         except BlockingIOError:
             os.close(descriptor)
             return None
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "the run was removed meanwhile", self.lock)
 
     def final(self) -> dict[str, Any] | None:
         """Return the final state, or None where there is none. A damaged one is renamed: it must not hide the run."""
         try:
             record = records.read(self.exit, EXIT)
-            return None if record is None else self._check(record, states.FINAL)
+            return self._epitaph() if record is None else self._check(record, states.FINAL)
         except records.DamagedError:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.exit, f"{self.exit}.damaged-{int(time.time())}")
             return None
+
+    def bury(self, state: dict[str, Any]) -> None:
+        """Leave the final state where it stays when the run's folder is removed."""
+        os.makedirs(os.path.dirname(self.tombstone), mode=0o700, exist_ok=True)
+        records.write_once(self.tombstone, {"schema": TOMBSTONE, "state": state})
+
+    def age(self) -> float:
+        """Return the seconds since the end of a run that has its final record.
+
+        Within one boot it is told by the boot's clock, which nobody sets; after a reboot only the wall clock is left.
+        """
+        try:
+            ended = (records.read(self.exit, EXIT) or {}).get("ended")
+            if ended is not None and ended["session"] == clock.session_id():
+                return clock.boot_time() - float(ended["boot_time"])
+            return time.time() - os.stat(self.exit).st_mtime
+        except (records.DamagedError, FileNotFoundError, KeyError, TypeError, ValueError):
+            return 0.0
 
     def last_known(self) -> dict[str, Any]:
         """Return the record of a run that exists, as last written; where that is damaged, what is left."""
@@ -91,8 +123,8 @@ class Run:
         """Return the marker of a cancel, with `grace` (seconds or None) and `by`, or None where there is none."""
         try:
             return records.read(self.cancel, CANCEL)
-        except records.DamagedError:
-            return {"grace": None, "by": None}  # somebody did want it to end
+        except (records.DamagedError, RequestError):  # damaged, or a newer version's: somebody did want it to end
+            return {"grace": None, "by": None}
 
     def request_cancel(self, grace: float | None, by: str) -> None:
         """Leave the marker of a cancel, durably. The first one counts."""
@@ -114,7 +146,9 @@ class Run:
             "ended_at": clock.stamp(),
             "log_size": self.log_size(),
         }
-        if records.write_once(self.exit, {"schema": EXIT, "state": final, "log_tail_sha256": self._tail_hash()}):
+        ended = {"session": clock.session_id(), "boot_time": clock.boot_time()}
+        record = {"schema": EXIT, "state": final, "ended": ended, "log_tail_sha256": self._tail_hash()}
+        if records.write_once(self.exit, record):
             return final
         return self.final() or final
 
@@ -124,6 +158,15 @@ class Run:
             return os.stat(self.log, follow_symlinks=False).st_size
         except FileNotFoundError:
             return 0
+
+    def _epitaph(self) -> dict[str, Any] | None:
+        """Return the state on the tombstone; None where there is none. What it cannot tell any more is lost."""
+        try:
+            record = records.read(self.tombstone, TOMBSTONE)
+            return None if record is None else self._check(record, states.FINAL)
+        except records.DamagedError:
+            state: dict[str, Any] = self._rebuilt()["state"]
+            return {**state, "status": states.LOST, "reason": "supervisor_died"}
 
     def _check(self, record: dict[str, Any], allowed: frozenset[str]) -> dict[str, Any]:
         state = record.get("state")
@@ -151,6 +194,13 @@ class Run:
                 return hashlib.sha256(file.read(_TAIL)).hexdigest()
         except FileNotFoundError:
             return None
+
+
+def removed(run: Run) -> RequestError:
+    """Return what is said of a log or of outputs that were removed."""
+    return RequestError(
+        "removed", f"log and outputs of {run.id} were removed from this host", fix="what was fetched before is kept"
+    )
 
 
 def first_state(spec: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,10 @@ def settled(run: Run) -> dict[str, Any] | None:
     final = run.final()
     if final is not None or not run.exists():
         return final
-    lock = run.try_lock()
+    try:
+        lock = run.try_lock()
+    except FileNotFoundError:  # it was removed at this very moment
+        return run.final()
     if lock is None:
         return run.final() or live_state(run)
     try:

@@ -66,9 +66,19 @@ class Supervisor:
         return state
 
     def start(
-        self, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs, umask: int, leases: Collection[int]
+        self,
+        spec: dict[str, Any],
+        secrets: dict[str, str],
+        blobs: Blobs,
+        umask: int,
+        *,
+        leases: Collection[int],
+        code: int,
     ) -> None:
-        """Write the intent, start the leader and open its gate. Raises OSError; then the job has not run."""
+        """Write the intent, start the leader and open its gate. Raises OSError; then the job has not run.
+
+        `code` keeps shipped code from being removed: the leader has it open until it becomes the command.
+        """
         self._leases = leases
         log = os.open(self._run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         gate, opener = os.pipe()
@@ -83,11 +93,11 @@ class Supervisor:
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            processes.shed({0, 1, 2, gate, failure, *leases})
+            processes.shed({0, 1, 2, gate, failure, code, *leases})
             for lease in leases:
                 os.set_inheritable(lease, True)  # the job holds its devices itself, whatever becomes of us
             job.lead(self._run, spec, secrets, blobs, umask=umask, gate=gate, failure=failure)
-        for descriptor in (log, gate, failure):
+        for descriptor in (log, gate, failure, code):
             os.close(descriptor)
         failpoint("leader-forked")
         self._leader = (leader, processes.start_of(leader) or 0)

@@ -10,11 +10,12 @@ from gpulayer.errors import UsageError
 from gpulayer.fleet.session import Fleet
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.placement.plan import HostView, KnownRun, Plan
-from gpulayer.run import afterwards, planning
+from gpulayer.run import afterwards, garbage, planning
 from gpulayer.run.afterwards import Afterwards, runs_of
 from gpulayer.run.apply import Scene, carry_out, go_on, stream
 from gpulayer.run.events import Event
 from gpulayer.run.follow import PATIENCE
+from gpulayer.run.garbage import Garbage
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, Surveyed, survey, views_from_fleet
 from gpulayer.spec.inventory import Host, Inventory
@@ -65,6 +66,24 @@ async def holders(
     async with connected(inventory, options, fleet) as reached:
         answers = await survey(reached, inventory.hosts.values(), Question(project=project, frameworks=()))
     return [answer.view for answer in answers]
+
+
+async def gc(
+    inventory: Inventory,
+    hosts: Sequence[str] | None = None,
+    *,
+    older_than: int = 30 * 86_400,
+    dry: bool = True,
+    options: ConnectOptions | None = None,
+    fleet: Fleet | None = None,
+) -> list[Garbage]:
+    """Return what runs that ended more than `older_than` seconds ago have left on the hosts, of whatever project.
+
+    With `dry=False` it is removed. What lives stays, and the end of each run stays known, so that none runs again.
+    """
+    asked = [host.name for host in _named(inventory, hosts)]
+    async with connected(inventory, options, fleet) as reached:
+        return await garbage.collect(reached, asked, older_than=older_than, dry=dry)
 
 
 async def plan(
