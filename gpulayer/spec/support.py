@@ -181,11 +181,13 @@ DISTRIBUTED_MPS = (
     "collective backend for MPS. Declare independent jobs, or `accelerator: cpu` with `backend: gloo`: it runs on Macs"
 )
 
-_SIMULATED = frozenset(
-    (accelerator, framework)
-    for accelerator in (Accelerator.CUDA, Accelerator.MPS, Accelerator.CPU)
-    for framework in (Framework.TORCH, None)
-)
+# What machines of the simulated fleet in the tests take.
+_SIMULATED: dict[Accelerator, frozenset[Framework | None]] = {
+    Accelerator.CUDA: frozenset({*Framework, None}),
+    Accelerator.MPS: frozenset({*Framework, None}),
+    Accelerator.ROCM: frozenset({Framework.TORCH, None}),
+    Accelerator.CPU: frozenset({*Framework, None}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +240,7 @@ def _judge(accelerator: Accelerator, kind: JobKind, framework: Framework | None)
 
 def _row(accelerator: Accelerator, kind: JobKind, framework: Framework | None) -> Row:
     allowed, why = _judge(accelerator, kind, framework)
-    simulated = allowed and kind is JobKind.INDEPENDENT and (accelerator, framework) in _SIMULATED
+    simulated = allowed and kind is JobKind.INDEPENDENT and framework in _SIMULATED[accelerator]
     return Row(
         accelerator=accelerator,
         kind=kind,
