@@ -185,6 +185,7 @@ def views_of(fleet: Mapping[str, Any], known: Mapping[str, Known] | None = None)
                 stage=Stage(entry["stage"]) if entry["stage"] else None,
                 error=entry["error"],
                 facts=facts_from_report(entry["report"]) if entry["report"] else None,
+                pythons={name: facts_from_report(one) for name, one in beside.pythons.items()},
                 domain=("boot", beside.machine) if beside.machine else None,
                 holders=dict.fromkeys(beside.held, "somebody"),
                 slots_held=beside.slots_held,

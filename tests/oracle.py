@@ -31,7 +31,10 @@ FRAMEWORK = {
 
 @dataclass
 class Known:
-    """What the inventory and the survey say of a host beside its report. Hosts with one `machine` are one machine."""
+    """What the inventory and the survey say of a host beside its report. Hosts with one `machine` are one machine.
+
+    `pythons` are the reports of other interpreters, by their names.
+    """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     drain: bool = False
@@ -40,6 +43,7 @@ class Known:
     held: Sequence[str] = ()
     slots_held: int = 0
     machine: str | None = None
+    pythons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,13 +75,32 @@ def judge(
     rooms = _rooms(hosts, beside)
     for line in plan["jobs"]:
         job = {"accelerator": "cpu", **jobs["jobs"][line["job"]]}
-        wrong += _verdict(job, line, plan["shapes"][line["shape"]], hosts, beside)
+        seen = _seen(job, hosts, beside)
+        wrong += _verdict(job, line, plan["shapes"][line["shape"]], seen, beside)
         if line["action"] in PLACED:
-            wrong += _place(job, line, hosts, beside, rooms)
+            wrong += _place(job, line, seen, beside, rooms)
     for line in plan["jobs"]:
         job = {"accelerator": "cpu", **jobs["jobs"][line["job"]]}
-        wrong += _patience(job, line, hosts, beside, rooms)
+        wrong += _patience(job, line, _seen(job, hosts, beside), beside, rooms)
     return wrong + list(_order(plan))
+
+
+def _seen(
+    job: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]], beside: Mapping[str, Known]
+) -> dict[str, Mapping[str, Any]]:
+    """The hosts as the interpreter sees them in which the job's demands are judged; one that was not asked has nothing.
+
+    That is the job's own, where the job demands a framework or capabilities of it.
+    """
+    python = job.get("python") if job.get("framework") or demand(job, "capabilities") else None
+    seen: dict[str, Mapping[str, Any]] = {}
+    for name, entry in hosts.items():
+        report = entry["report"]
+        if python is not None and report is not None:
+            bare = {**report, "capabilities": [], "frameworks": []}
+            report = beside[name].pythons.get(python, bare)
+        seen[name] = {**entry, "report": report}
+    return seen
 
 
 def accelerators(job: Mapping[str, Any]) -> list[str]:
@@ -273,7 +296,8 @@ def _rooms(hosts: Mapping[str, Mapping[str, Any]], beside: Mapping[str, Known]) 
         known, host = beside[name], entry["report"]["host"]
         slots = known.max_jobs or host["cpu_logical"] or 1
         room = Room(
-            devices={one["id"] for one in entry["report"]["devices"]} - set(known.held),
+            devices={one["id"] for seen in (entry["report"], *known.pythons.values()) for one in seen["devices"]}
+            - set(known.held),
             slots=slots - known.slots_held,
             cpus=max(host["cpu_logical"] or 1, slots) - known.slots_held,
             memory=_limit(entry["report"]),

@@ -13,6 +13,7 @@ from tests.oracle import Known
 CAPABILITIES = ("torch", "torch.mps", "torch.cuda", "torch.rocm", "mlx", "mlx.metal", "mlx.cuda", "mlx.cpu")
 NOTES = ("nvidia_smi_timeout", "metal_probe_failed", "torch_not_installed")
 SIZES = (4, 8, 16, 24)
+OWN_PYTHON = "~/venv/bin/python"
 FAILING = tuple({"bfloat16": result} for result in ("unsupported", "wrong", "crashed"))
 
 T = TypeVar("T")
@@ -68,6 +69,20 @@ def random_report(dice: Dice) -> dict[str, Any] | None:
     )
 
 
+def another_report(dice: Dice, one: dict[str, Any]) -> dict[str, Any]:
+    """What another interpreter of the same host says: it has other frameworks, and may see the devices otherwise."""
+    other = copy.deepcopy(one)
+    other["capabilities"] = dice.some(CAPABILITIES)
+    other["frameworks"] = dice.some([framework("torch", ops=dice.rarely({}, *FAILING))])
+    if dice.random() < dice.harshness:
+        other["devices"].append(device("rocm", 7, memory=16, usable=16))
+    other["devices"].reverse()
+    for seen in other["devices"]:
+        if dice.random() < dice.harshness:
+            seen["usable_memory_bytes"] = None
+    return other
+
+
 def random_knowledge(dice: Dice, one: dict[str, Any] | None) -> Known:
     """What the inventory and the survey say of a host."""
     ids = [device["id"] for device in one["devices"] if device["accelerator"] != "cpu"] if one else []
@@ -78,6 +93,7 @@ def random_knowledge(dice: Dice, one: dict[str, Any] | None) -> Known:
         drain=dice.rarely(False, True),
         max_jobs=max_jobs,
         expect=dice.rarely(None, {"accelerator": "cuda", "count": 1}, {"accelerator": "mps"}),
+        pythons={OWN_PYTHON: another_report(dice, one)} if one and dice.random() < 0.7 else {},
         held=[name for name in ids if dice.random() < 0.2],
         slots_held=dice.randint(0, slots) if dice.random() < 0.3 else 0,
     )
@@ -136,6 +152,8 @@ def random_shape(dice: Dice) -> dict[str, Any]:
     }
     if name := dice.choice([None, None, "torch", "torch" if "rocm" in words else "mlx"]):
         job["framework"] = name
+    if python := dice.choice([None, None, OWN_PYTHON]):
+        job["python"] = python
     if where := dice.rarely(None, {"labels": {"site": "desk"}}, {"hosts": ["h0", "h2"]}, {"not_hosts": ["h1"]}):
         job["where"] = where
     return job

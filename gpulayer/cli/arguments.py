@@ -156,6 +156,11 @@ def _planning(command: _Command) -> None:
         action="store_true",
         help="try operators and dtypes on each framework's first device; later plans go by it (gpulayer probe --deep)",
     )
+    probe.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the interpreter to look into, on the hosts; default: the inventory's (--python ~/venvs/mlx/bin/python)",
+    )
 
     plan = command(
         "plan", "show what would run where, and why not, and save it", "gpulayer plan jobs.yaml", _connecting(), fresh

@@ -40,6 +40,7 @@ def probe(args: argparse.Namespace, screen: Screen) -> int:
             load_hosts(args, screen),
             args.hosts or None,
             frameworks=args.frameworks or FRAMEWORKS,
+            python=args.python,
             fresh=args.fresh,
             deep=args.deep,
             options=connect_options(args, screen),

@@ -164,15 +164,25 @@ def facts_from_report(report: object) -> HostFacts:
     )
 
 
-def fingerprint(facts: HostFacts, device_ids: Collection[str]) -> dict[str, Any]:
+def fingerprint(
+    facts: HostFacts, device_ids: Collection[str], pythons: Mapping[str, HostFacts | None]
+) -> dict[str, Any]:
     """Return the stable facts that a placement on `device_ids` stands on, as plain data that can be compared.
 
-    Free memory, notes and the like change all the time and are checked on the host at launch.
+    `pythons` are the facts as the placed jobs' own interpreters see them, by the interpreter's name. Free memory, notes
+    and the like change all the time and are checked on the host at launch.
     """
     return {
         "boot_id": facts.boot_id,
         "devices": sorted(device.id for device in facts.devices if device.id in device_ids),
         "driver": facts.driver_version,
+        **_interpreter(facts),
+        "pythons": {name: _interpreter(its) for name, its in sorted(pythons.items()) if its is not None},
+    }
+
+
+def _interpreter(facts: HostFacts) -> dict[str, Any]:
+    return {
         "python": facts.python,
         "python_real_path": facts.python_real_path,
         "python_version": facts.python_version,

@@ -183,8 +183,9 @@ def _read_host(host: _Node) -> PlannedHost:
 
 def _read_fingerprint(fingerprint: _Node) -> Mapping[str, Any]:
     fingerprint["devices"].texts()
-    for _, version in fingerprint["frameworks"].entries():
-        version.maybe(_Node.text)
+    for interpreter in (fingerprint, *(its for _, its in fingerprint["pythons"].entries())):
+        for _, version in interpreter["frameworks"].entries():
+            version.maybe(_Node.text)
     return {key: node.value for key, node in fingerprint.entries()}
 
 

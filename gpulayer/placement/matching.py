@@ -13,15 +13,18 @@ from typing import Any, Final
 
 from gpulayer.gpu.facts import HostFacts
 from gpulayer.placement.plan import SHOWN, Code, GroupedRefusal, HostView, Refusal, ShapeVerdict
-from gpulayer.placement.rules import site_of
+from gpulayer.placement.rules import Site, site_of
 from gpulayer.placement.verdicts import UNSURE, Option, Refused, busy, class_verdict, own_refusals
-from gpulayer.spec.jobs import JobSpec, shape_of
+from gpulayer.spec.jobs import JobSpec, asked_python, shape_of
 from gpulayer.spec.support import Accelerator
 
 
-def class_key(view: HostView) -> Hashable:
-    """Return all that the rules of a class look at in a host: neither its name nor the ids of its devices."""
-    host, facts = view.host, view.facts
+def class_key(view: HostView, python: str | None = None) -> Hashable:
+    """Return all that the rules of a class look at in a host, for jobs of an interpreter (None: the inventory's).
+
+    That is neither its name nor the ids of its devices.
+    """
+    host, facts = view.host, view.seen_by(python)
     entry = (tuple(sorted(host.labels.items())), host.drain, host.expect, host.max_jobs)
     if facts is None:
         return (*entry, view.stage, view.error)
@@ -32,29 +35,43 @@ def class_key(view: HostView) -> Hashable:
 class Match:
     """Where jobs of one shape fit: the ways to place them, by the host's index in the views, and the verdict in words.
 
-    `shape` is the shape's hash (`spec.jobs.shape_of`). `ways` has every accelerator of the job, in its order.
+    `shape` is the shape's hash (`spec.jobs.shape_of`). `ways` has every accelerator of the job, in its order. `sites`
+    are the hosts as the job's interpreter sees them, to which the positions of the ways belong.
     """
 
     shape: str
+    sites: tuple[Site | None, ...]
     ways: dict[Accelerator, dict[int, Option]]
     verdict: ShapeVerdict
+
+
+class _Sight:
+    """The fleet as one interpreter sees it (None: the inventory's), sorted into classes of equal hosts."""
+
+    def __init__(self, views: Sequence[HostView], python: str | None) -> None:
+        self.sites = tuple(site_of(view, python) for view in views)
+        classes: dict[Hashable, list[int]] = {}
+        for index, view in enumerate(views):
+            classes.setdefault(class_key(view, python), []).append(index)
+        self.classes = tuple(classes.values())
 
 
 class Matcher:
     """The fleet in classes; answers for one job at a time and remembers the answer for its shape."""
 
     def __init__(self, views: Sequence[HostView]) -> None:
-        """Sort the views into classes; their order, which is the inventory's, is the order of all results."""
+        """Stand before the fleet; the order of the views, which is the inventory's, is the order of all results."""
         self.views = tuple(views)
         self._names = tuple(view.host.name for view in views)
-        self.sites = tuple(map(site_of, views))
-        classes: dict[Hashable, list[int]] = {}
-        for index, view in enumerate(self.views):
-            classes.setdefault(class_key(view), []).append(index)
-        self._classes = tuple(classes.values())
+        self._sights: dict[str | None, _Sight] = {None: _Sight(self.views, None)}
         self._held = {index for index, view in enumerate(self.views) if view.holders or view.slots_held}
         self._shapes: dict[str, Match] = {}
         self._jobs: dict[str, tuple[JobSpec, Match]] = {}
+
+    @property
+    def sites(self) -> tuple[Site | None, ...]:
+        """The hosts as the inventory's interpreters see them."""
+        return self._sights[None].sites
 
     def match(self, job: JobSpec) -> Match:
         """Return where a job fits; jobs of one shape get the same object."""
@@ -71,9 +88,13 @@ class Matcher:
     def _judge(self, job: JobSpec, shape: str) -> Match:
         ways: dict[Accelerator, dict[int, Option]] = {accelerator: {} for accelerator in job.accelerators}
         reasons = _Reasons(self._names)
-        refused_alone = self._refused_alone(job, reasons)
-        for members in self._classes:
-            verdict = class_verdict(job, self.views[members[0]], self.sites[members[0]])
+        python = asked_python(job)
+        if python not in self._sights:
+            self._sights[python] = _Sight(self.views, python)
+        sight = self._sights[python]
+        refused_alone = self._refused_alone(job, sight, reasons)
+        for members in sight.classes:
+            verdict = class_verdict(job, self.views[members[0]], sight.sites[members[0]])
             if isinstance(verdict, Refused):
                 for refusal in verdict.refusals:
                     reasons.add(refusal, members)
@@ -83,20 +104,21 @@ class Matcher:
                 ways[option.accelerator] |= dict.fromkeys(fitting, option)
         for options in ways.values():
             for index in sorted(self._held & options.keys()):
-                site = self.sites[index]
+                site = sight.sites[index]
                 for refusal in busy(options[index], site, self.views[index]) if site else ():
                     reasons.add(refusal, [index])
         fits = sorted(set().union(*ways.values()))
         names = tuple(map(self._names.__getitem__, fits))
-        return Match(shape=shape, ways=ways, verdict=ShapeVerdict(fits=names, refusals=reasons.grouped()))
+        words = ShapeVerdict(fits=names, refusals=reasons.grouped())
+        return Match(shape=shape, sites=sight.sites, ways=ways, verdict=words)
 
-    def _refused_alone(self, job: JobSpec, reasons: _Reasons) -> set[int]:
+    def _refused_alone(self, job: JobSpec, sight: _Sight, reasons: _Reasons) -> set[int]:
         """Return the hosts that are refused for what is theirs alone."""
         if not (job.where.hosts or job.where.not_hosts or job.resources.disk_gb is not None):
             return set()
         refused = set()
         for index, view in enumerate(self.views):
-            for refusal in own_refusals(job, view.host, self.sites[index]):
+            for refusal in own_refusals(job, view.host, sight.sites[index]):
                 reasons.add(refusal, [index])
                 refused.add(index)
         return refused
@@ -179,7 +201,7 @@ def _facts_key(facts: HostFacts) -> tuple[Hashable, ...]:
             )
             for device in facts.devices
         ),
-        *(facts.cpu_logical, facts.memory_bytes, facts.memory_limit_bytes),
+        *(facts.cpu_logical, facts.memory_bytes, facts.memory_limit_bytes, facts.python is None),
         facts.capabilities,
         tuple(
             (name, fact.status, fact.version, tuple(sorted(fact.ops.items())), positions.get(fact.ops_device or ""))

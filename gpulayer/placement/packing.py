@@ -59,7 +59,8 @@ class _Machine:
         self.slots = min(site.slots, self.slots or site.slots)
         self.cpus = max(self.cpus, self.slots, site.facts.cpu_logical or 1)
         self.memory = site.memory if self.memory is None else min(self.memory, site.memory or self.memory)
-        self.devices.update(device.id for device in site.facts.devices if device.accelerator != Accelerator.CPU)
+        for facts in (site.facts, *view.pythons.values()):  # a device may be seen by one interpreter alone
+            self.devices.update(device.id for device in facts.devices if device.accelerator != Accelerator.CPU)
         self.foreign.update(view.holders)
         self.foreign_slots = max(self.foreign_slots, view.slots_held)
         self.count()
@@ -102,8 +103,12 @@ class _Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where jobs of one shape may go, the best host first, for each accelerator in the order of preference."""
+    """Where jobs of one shape may go, the best host first, for each accelerator in the order of preference.
 
+    `sites` are the hosts as these jobs' interpreter sees them.
+    """
+
+    sites: tuple[Site | None, ...]
     lanes: tuple[tuple[dict[int, Option], list[Rank]], ...]
     hosts: frozenset[str]
 
@@ -115,12 +120,10 @@ class Packing:
         """Start from all hosts of the inventory as they are; names with an equal `domain` are one machine."""
         self._matcher = matcher or Matcher(views)
         self._names = tuple(view.host.name for view in views)
-        self._sites = self._matcher.sites
-        self._devices = tuple(view.facts.devices if view.facts else () for view in views)
         self._index = {name: index for index, name in enumerate(self._names)}
         by_domain: dict[Hashable, _Machine] = {}
         self._machines = [by_domain.setdefault(view.domain or index, _Machine()) for index, view in enumerate(views)]
-        for machine, site, view in zip(self._machines, self._sites, views, strict=True):
+        for machine, site, view in zip(self._machines, self._matcher.sites, views, strict=True):
             if site is not None:
                 machine.add(site, view)
         self._taken: dict[str, _Taken] = {}
@@ -156,7 +159,7 @@ class Packing:
                     heapreplace(ranks, (load, rank[1], host))
                     continue
                 if (machine.reserved is None or machine.reserved == job) and machine.has_room(option):
-                    devices = self._free(machine, option, host)
+                    devices = _free(machine, option, search.sites[host])
                     if len(devices) == option.count:
                         return option.accelerator, Placement(host=self._names[host], devices=devices)
                 machine.parked.append((ranks, heappop(ranks)))
@@ -205,8 +208,8 @@ class Packing:
         found: list[tuple[int, int]] = []
         for options, _ in search.lanes:
             for index, option in options.items():
-                machine = self._machines[index]
-                ids = {self._devices[index][position].id for position in option.positions}
+                machine, site = self._machines[index], search.sites[index]
+                ids = {site.facts.devices[position].id for position in option.positions} if site else set()
                 enough = len(ids - machine.foreign) >= option.count
                 slots = not option.slot or machine.foreign_slots < machine.slots
                 if enough and slots and machine.reserved is None and self._names[index] in search.hosts:
@@ -236,20 +239,14 @@ class Packing:
                 ranks = [(0, option.rank, index) for index, option in here]
             heapify(ranks)
             lanes.append((options, ranks))
-        return Search(tuple(lanes), hosts)
-
-    def _free(self, machine: _Machine, option: Option, index: int) -> tuple[str, ...]:
-        """Return the devices that such a job would take now, as many as it asks for or all that are free."""
-        devices = self._devices[index]
-        free = [device for position in option.positions if (device := devices[position].id) in machine.free]
-        return tuple(free[: option.count])
+        return Search(match.sites, tuple(lanes), hosts)
 
     def _take(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
         if job.name in self._taken:
             raise ValueError(f"{job.name} has its place already")
         self.forgo(job.name)
         index = self._index[placement.host]
-        machine, site = self._machines[index], self._sites[index]
+        machine, site = self._machines[index], self._matcher.match(job).sites[index]
         is_cpu = accelerator is Accelerator.CPU
         taken = _Taken(
             machine=machine,
@@ -265,3 +262,12 @@ class Packing:
         machine.memory_used += taken.memory
         machine.slots_used += taken.slots
         machine.weigh()
+
+
+def _free(machine: _Machine, option: Option, site: Site | None) -> tuple[str, ...]:
+    """Return the devices that such a job would take now, as many as it asks for or all that are free."""
+    if site is None:
+        return ()
+    seen = site.facts.devices
+    free = [device for position in option.positions if (device := seen[position].id) in machine.free]
+    return tuple(free[: option.count])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpulayer.errors import Stage
-from gpulayer.gpu.facts import HostFacts, fingerprint
+from gpulayer.gpu.facts import FrameworkFact, HostFacts, fingerprint
 from gpulayer.spec.inventory import Host
+from gpulayer.spec.support import Framework
 
 
 class Code(enum.StrEnum):
@@ -105,7 +106,8 @@ class KnownRun:
 class HostView:
     """All that planning knows of one host at one moment.
 
-    `holders` maps a device id to whoever holds it (a run id, or a process of somebody else); `slots_held` counts
+    `facts` are those of the inventory's interpreter, `pythons` those of other interpreters that jobs name, by that
+    name. `holders` maps a device id to whoever holds it (a run id, or a process of somebody else); `slots_held` counts
     CPU slots that are taken. `domain` is (boot id, lease folder): two names of one machine share it.
     """
 
@@ -115,10 +117,31 @@ class HostView:
     error: str | None = None
     fix: str | None = None
     facts: HostFacts | None = None
+    pythons: Mapping[str, HostFacts] = field(default_factory=dict)
     domain: tuple[str, str] | None = None
     holders: Mapping[str, str] = field(default_factory=dict)
     slots_held: int = 0
     runs: tuple[KnownRun, ...] = ()
+
+    def seen_by(self, python: str | None) -> HostFacts | None:
+        """Return the facts as an interpreter sees them that a job names; None is the inventory's.
+
+        Of one that was not asked nothing is known: not what it has, nor what it lacks.
+        """
+        if self.facts is None or python is None:
+            return self.facts
+        return self.pythons[python] if python in self.pythons else _unasked(self.facts)
+
+
+def _unasked(facts: HostFacts) -> HostFacts:
+    return replace(
+        facts,
+        python=None,
+        python_version=None,
+        python_real_path=None,
+        frameworks={name: FrameworkFact(name=name, version=None, status="not_probed") for name in Framework},
+        capabilities=frozenset(),
+    )
 
 
 def why_unreached(view: HostView) -> str:
@@ -244,16 +267,24 @@ def _changes(name: str, then: Mapping[str, Any], view: HostView | None) -> list[
         return [f"{name}: is no longer in the inventory"]
     if view.facts is None:
         return [f"{name}: cannot be reached now ({view.error or 'no answer'})"]
-    now = fingerprint(view.facts, then["devices"])
+    now = fingerprint(view.facts, then["devices"], {python: view.seen_by(python) for python in then["pythons"]})
     changes = [f"{name}: device {device} is gone" for device in then["devices"] if device not in now["devices"]]
-    flat = {key: value for key, value in then.items() if key not in {"devices", "frameworks"}} | then["frameworks"]
-    flat_now = now | now["frameworks"]
+    before, after = _flat(then), _flat(now)
     changes += [
-        f"{name}: {key} was {_word(flat.get(key))}, is {_word(flat_now.get(key))}"
-        for key in sorted(flat.keys() | now["frameworks"].keys())
-        if flat.get(key) != flat_now.get(key)
+        f"{name}: {key} was {_word(before.get(key))}, is {_word(after.get(key))}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
     ]
     return changes
+
+
+def _flat(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all of a fingerprint but its devices as one level of named values."""
+    flat = {key: value for key, value in fingerprint.items() if key not in {"devices", "frameworks", "pythons"}}
+    flat |= fingerprint["frameworks"]
+    for python, its in fingerprint.get("pythons", {}).items():
+        flat |= {f"{key} of {python}": value for key, value in _flat(its).items()}
+    return flat
 
 
 def _word(value: object) -> str:

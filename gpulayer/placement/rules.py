@@ -46,9 +46,12 @@ class Site:
     slots: int
 
 
-def site_of(view: HostView) -> Site | None:
-    """Return the host as the rules look at it; None where it did not answer."""
-    facts = view.facts
+def site_of(view: HostView, python: str | None = None) -> Site | None:
+    """Return the host as the rules look at it for jobs of an interpreter (None: the inventory's).
+
+    None where the host did not answer.
+    """
+    facts = view.seen_by(python)
     if facts is None:
         return None
     parents = {device.parent_id for device in facts.devices}
@@ -405,6 +408,8 @@ def _lacking(
     statuses = {name: seen[name].status for name in sorted(names) if name in seen}
     if any(status in UNDECIDED_STATUS for status in statuses.values()):
         fix = "the probe of the framework did not finish: `gpulayer plan --fresh` asks again"
+        if site.facts.python is None:
+            fix = "the interpreter (`python`) gave no answer there: name one that is on the host before the job's setup"
         return undecided(Code.CAPABILITY, accelerator=accelerator, needed=needed, found=statuses, fix=fix)
     return Refusal(
         code=Code.CAPABILITY,

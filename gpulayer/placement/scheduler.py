@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpulayer.gpu.facts import HostFacts, fingerprint
 from gpulayer.placement.matching import Match, Matcher
@@ -23,7 +23,7 @@ from gpulayer.placement.plan import (
 from gpulayer.placement.queue import Queue
 from gpulayer.remote.states import EXITED, FINAL
 from gpulayer.spec.documents import collector_paused
-from gpulayer.spec.jobs import JobSet, JobSpec, run_id
+from gpulayer.spec.jobs import JobSet, JobSpec, asked_python, run_id
 from gpulayer.spec.support import Accelerator
 
 # What needs a place; the others have theirs or need none.
@@ -63,11 +63,12 @@ def make_plan(
     packing = Packing(views, matcher=matcher)
     queue = Queue(packing)
     places: dict[str, tuple[Accelerator, Placement]] = {}
-    facts = {view.host.name: view.facts for view in views if view.facts is not None}
+    by_name = {view.host.name: view for view in views}
     for position, (name, decision) in enumerate(decisions.items()):
         job = jobs.jobs[name]
         if decision.action is Action.FOLLOW and decision.seen is not None:
-            places[name] = _where_it_runs(job, decision.seen, facts.get(decision.seen.host))
+            view = by_name[decision.seen.host]
+            places[name] = _where_it_runs(job, decision.seen, view.seen_by(asked_python(job)))
             packing.adopt(job, *places[name])
         elif decision.action in TO_PLACE:
             queue.add(job, position)
@@ -81,7 +82,7 @@ def make_plan(
         created_at=now,
         project=jobs.project,
         documents=tuple(documents),
-        hosts=_hosts(views, lines),
+        hosts=_hosts(views, lines, jobs),
         jobs=lines,
         shapes={decision.match.shape: decision.match.verdict for decision in decisions.values()},
         applicable=applicable,
@@ -178,27 +179,43 @@ def _line(
     )
 
 
-def _hosts(views: Sequence[HostView], lines: Sequence[PlannedJob]) -> tuple[PlannedHost, ...]:
+def _hosts(views: Sequence[HostView], lines: Sequence[PlannedJob], jobs: JobSet) -> tuple[PlannedHost, ...]:
     """Return the hosts as the plan sees them, with the fingerprints of those on which something is started."""
-    used: dict[str, set[str]] = {}
+    devices: dict[str, set[str]] = {}
+    pythons: dict[str, set[str]] = {}
     for line in lines:
         if line.placement is not None and line.action is not Action.FOLLOW:
-            used.setdefault(line.placement.host, set()).update(line.placement.devices)
+            host = line.placement.host
+            devices.setdefault(host, set()).update(line.placement.devices)
+            pythons.setdefault(host, set()).update(filter(None, [asked_python(jobs.jobs[line.job])]))
     return tuple(
         PlannedHost(
             name=view.host.name,
             reached=view.reached,
             error=None if view.reached else why_unreached(view),
             fix=view.fix,
-            fingerprint=fingerprint(view.facts, sorted(used[view.host.name]))
-            if view.facts and view.host.name in used
+            fingerprint=_fingerprint(view, devices[view.host.name], pythons[view.host.name])
+            if view.host.name in devices
             else None,
             probed_at=view.facts.probed_at if view.facts else None,
-            doubts=tuple(
-                Doubt(device=device.id, health=device.health)
-                for device in (view.facts.devices if view.facts else ())
-                if device.accelerator != Accelerator.CPU.value and device.health in DOUBTFUL
-            ),
+            doubts=_doubts(view),
         )
         for view in views
     )
+
+
+def _fingerprint(view: HostView, devices: Collection[str], pythons: Collection[str]) -> dict[str, Any] | None:
+    if view.facts is None:
+        return None
+    return fingerprint(view.facts, devices, {python: view.seen_by(python) for python in pythons})
+
+
+def _doubts(view: HostView) -> tuple[Doubt, ...]:
+    """Return the devices of doubtful health, in whichever interpreter that was seen."""
+    doubts = {
+        Doubt(device=device.id, health=device.health): None
+        for facts in (view.facts, *view.pythons.values())
+        for device in (facts.devices if facts else ())
+        if device.accelerator != Accelerator.CPU.value and device.health in DOUBTFUL
+    }
+    return tuple(doubts)

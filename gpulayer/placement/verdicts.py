@@ -21,7 +21,7 @@ from gpulayer.placement.rules import (
     where,
 )
 from gpulayer.spec.inventory import Host
-from gpulayer.spec.jobs import JobSpec
+from gpulayer.spec.jobs import JobSpec, asked_python
 from gpulayer.spec.support import Accelerator
 
 # The probe's notes after which the absence of a device proves nothing.
@@ -70,7 +70,7 @@ Verdict = Fits | Refused
 
 def verdict(job: JobSpec, view: HostView) -> Verdict:
     """Return whether a job fits on a host, whoever holds its devices now, and how; else every reason why not."""
-    site = site_of(view)
+    site = site_of(view, asked_python(job))
     own = own_refusals(job, view.host, site)
     found = class_verdict(job, view, site)
     if not own:

@@ -39,6 +39,7 @@ async def probe(
     hosts: Sequence[str] | None = None,
     *,
     frameworks: Sequence[str] = planning.FRAMEWORKS,
+    python: str | None = None,
     fresh: bool = False,
     deep: bool = False,
     options: ConnectOptions | None = None,
@@ -46,13 +47,15 @@ async def probe(
 ) -> list[Surveyed]:
     """Return what the hosts are, in the inventory's order; one that fails is not reached, with the stage and why.
 
-    `deep` tries operators and dtypes on the first device of each framework, which later plans go by.
+    The frameworks are asked of `python` on the hosts, None: of the interpreter that the inventory names. `deep` tries
+    operators and dtypes on the first device of each framework, which later plans go by.
 
     UsageError where `hosts` names one that is not in the inventory.
     """
     asked = _named(inventory, hosts)
+    question = Question(frameworks=tuple(frameworks), python=python, fresh=fresh, deep=deep)
     async with connected(inventory, options, fleet) as reached:
-        return await survey(reached, asked, Question(frameworks=tuple(frameworks), fresh=fresh, deep=deep))
+        return await survey(reached, asked, question)
 
 
 async def holders(

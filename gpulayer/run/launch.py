@@ -18,7 +18,7 @@ from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import SYNCED, SYNCING, Event, now
 from gpulayer.run.follow import Links, Reporter
 from gpulayer.run.replies import Reader, RunState, run_state
-from gpulayer.spec.jobs import JobSpec
+from gpulayer.spec.jobs import JobSpec, asked_python
 from gpulayer.spec.support import Accelerator
 
 GIB: Final = 2**30
@@ -64,7 +64,7 @@ def spec_of(
     python: str | None,
 ) -> dict[str, Any]:
     """Return the spec of a run (docs/protocol.md). It holds the names of secrets, never a value."""
-    facts = view.facts
+    facts = view.seen_by(asked_python(job))
     devices = {device.id: device for device in facts.devices} if facts else {}
     select: dict[str, list[str]] = {}
     for device in placement.devices:

@@ -18,7 +18,7 @@ from gpulayer.run.paths import Paths
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, survey, with_history
 from gpulayer.spec.inventory import Inventory
-from gpulayer.spec.jobs import JobSet, JobSpec, job_key
+from gpulayer.spec.jobs import JobSet, JobSpec, asked_python, job_key
 
 FRAMEWORKS: Final = ("torch", "mlx", "executorch")
 
@@ -64,16 +64,17 @@ def documents_of(jobs: JobSet, inventory: Inventory) -> tuple[tuple[str, str], .
 
 
 def question_for(jobs: JobSet, *, fresh: bool = False) -> Question:
-    """Return what planning these jobs asks of a host: only the frameworks that they demand are imported there.
+    """Return what planning these jobs asks of a host: in each interpreter only the frameworks that they demand of it.
 
-    Where all jobs that demand a framework name one interpreter of their own, it is that one which is probed.
+    A framework is judged in the interpreter that the job will run on: its own where it names one.
     """
-    demanding = [job for job in jobs.jobs.values() if job.framework is not None or job.resources.capabilities]
-    pythons = {job.python for job in demanding}
+    demanding: dict[str | None, list[JobSpec]] = {None: []}
+    for job in jobs.jobs.values():
+        demanding.setdefault(asked_python(job), []).append(job)
     return Question(
         project=jobs.project,
-        frameworks=frameworks_of(demanding),
-        python=pythons.pop() if len(pythons) == 1 else None,
+        frameworks=frameworks_of(demanding[None]),
+        pythons={python: frameworks_of(its) for python, its in demanding.items() if python is not None},
         fresh=fresh,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpulayer.errors import GpulayerError, HostError, Stage, UsageError
@@ -25,10 +25,14 @@ LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
-    """One host's answer: the view that planning uses, and the raw probe report (None where there is none)."""
+    """One host's answer: the view that planning uses, and the raw probe report (None where there is none).
+
+    `python` is the interpreter that the report is of, as it was named; None is whichever the host has.
+    """
 
     view: HostView
     report: Mapping[str, Any] | None = None
+    python: str | None = None
     states: tuple[RunState, ...] = ()
 
 
@@ -36,13 +40,15 @@ class Surveyed:
 class Question:
     """What is asked of every host.
 
-    `project` None asks for no runs and holders; `frameworks` None asks for no probe. `python` is the interpreter that
-    is probed, on the host; None is the inventory's. `deep` tries operators and dtypes.
+    `project` None asks for no runs and holders; `frameworks` None asks for no probe. `python` is probed in the place of
+    the inventory's interpreter, and `pythons` besides: each for the frameworks that are named with it. `deep` tries
+    operators and dtypes.
     """
 
     project: str | None = None
     frameworks: tuple[str, ...] | None = ()
     python: str | None = None
+    pythons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fresh: bool = False
     deep: bool = False
 
@@ -69,7 +75,7 @@ async def _survey(host: Host, session: Session | HostError, question: Question) 
     try:
         hello = Reader(host.name, session.hello)
         domain = (hello.text("boot_id"), hello.text("lease_dir"))
-        report, facts = await _probe(session, host, question)
+        report, facts, pythons = await _probes(session, question)
         states: tuple[RunState, ...] = ()
         taken = Occupancy(holders={}, slots_held=0)
         if question.project is not None:
@@ -82,22 +88,41 @@ async def _survey(host: Host, session: Session | HostError, question: Question) 
         host=host,
         reached=True,
         facts=facts,
+        pythons=pythons,
         domain=domain,
         holders=taken.holders,
         slots_held=taken.slots_held,
         runs=tuple(state.run for state in states),
     )
-    return Surveyed(view=view, report=report, states=states)
+    return Surveyed(view=view, report=report, python=question.python or session.python, states=states)
 
 
-async def _probe(session: Session, host: Host, question: Question) -> tuple[Mapping[str, Any] | None, HostFacts | None]:
+async def _probes(
+    session: Session, question: Question
+) -> tuple[Mapping[str, Any] | None, HostFacts | None, Mapping[str, HostFacts]]:
+    """Return the report and the facts of the first interpreter, and the facts of the others by their names.
+
+    Each is asked once, one after the other: two frameworks that start at once can be more than a host's memory holds.
+    """
     if question.frameworks is None:
-        return None, None
+        return None, None, {}
+    first = question.python or session.python
+    asked: dict[str | None, tuple[str, ...]] = {first: question.frameworks}
+    for python, frameworks in question.pythons.items():
+        asked[python] = tuple(dict.fromkeys((*asked.get(python, ()), *frameworks)))
+    found = {python: await _probe(session, question, python, names) for python, names in asked.items()}
+    report, facts = found[first]
+    return report, facts, {python: found[python][1] for python in question.pythons}
+
+
+async def _probe(
+    session: Session, question: Question, python: str | None, frameworks: Collection[str]
+) -> tuple[Mapping[str, Any], HostFacts]:
     reply = await session.request(
         "probe",
         timeout=DEEP_PROBE_LIMIT if question.deep else PROBE_LIMIT,
-        python=question.python or session.python,
-        frameworks=list(question.frameworks),
+        python=python,
+        frameworks=list(frameworks),
         fresh=question.fresh,
         deep=question.deep,
     )
@@ -106,7 +131,7 @@ async def _probe(session: Session, host: Host, question: Question) -> tuple[Mapp
         return report, facts_from_report(report)
     except (BadReportError, ValueError, RecursionError) as error:
         raise HostError(
-            host.name, Stage.PROTOCOL, f"the probe's report does not hold: {error}",
+            session.name, Stage.PROTOCOL, f"the probe's report does not hold: {error}",
             fix="run `python -m gpulayer.probe` on the host and look at what it prints",
         ) from error  # fmt: skip
 
@@ -186,6 +211,7 @@ def fleet_document(surveyed: Iterable[Surveyed]) -> dict[str, Any]:
                 "stage": answer.view.stage.value if answer.view.stage else None,
                 "error": answer.view.error,
                 "fix": answer.view.fix,
+                "python": answer.python,
                 "report": answer.report,
             }
             for answer in surveyed
@@ -226,9 +252,16 @@ def _saved(entry: object, known: Mapping[str, Host]) -> HostView:
                 fix=reader.optional_text("fix"),
             )
         facts = facts_from_report(reader.get("report"))
+        names = {reader.optional_text("python") or host.python, facts.python} - {None}
     except (GpulayerError, ValueError) as error:
         raise UsageError(f"the fleet does not hold: {error}", fix="save one with `gpulayer probe --json`") from error
-    return HostView(host=host, reached=True, facts=facts, domain=(facts.boot_id or name, host.lease_dir or ""))
+    return HostView(
+        host=host,
+        reached=True,
+        facts=facts,
+        pythons={python: facts for python in names if python is not None},
+        domain=(facts.boot_id or name, host.lease_dir or ""),
+    )
 
 
 def reached(views: Collection[HostView]) -> dict[str, HostView]:

@@ -450,6 +450,14 @@ def run_id(job_name: str, key: str, attempt: int) -> str:
     return f"{job_name[:_SLUG_LENGTH].rstrip('-')}-{key[:_KEY_DIGITS]}-a{attempt}"
 
 
+def asked_python(job: JobSpec) -> str | None:
+    """Return the job's own interpreter where something is asked of it: a framework, or capabilities.
+
+    None: the inventory's, which also answers for jobs that ask nothing of theirs.
+    """
+    return job.python if job.framework or job.resources.capabilities else None
+
+
 def shape_of(job: JobSpec) -> str:
     """Return 12 hex digits for what placement looks at; jobs of one shape fit on the same hosts."""
     where = job.where
@@ -457,6 +465,7 @@ def shape_of(job: JobSpec) -> str:
     return _shape(
         job.accelerators,
         job.framework,
+        asked_python(job),
         job.resources,
         tuple(sorted(where.labels.items())),
         tuple(sorted(where.hosts)),
@@ -469,6 +478,7 @@ def shape_of(job: JobSpec) -> str:
 def _shape(  # noqa: PLR0917 - the parts of a shape, in the order in which they are hashed
     accelerators: tuple[Accelerator, ...],
     framework: Framework | None,
+    python: str | None,
     resources: ResourceRequest,
     labels: tuple[tuple[str, str], ...],
     hosts: tuple[str, ...],
@@ -476,4 +486,5 @@ def _shape(  # noqa: PLR0917 - the parts of a shape, in the order in which they 
     gang: tuple[Any, ...] | None,
 ) -> str:
     content = [accelerators, framework, _demands(resources), labels, hosts, not_hosts, gang]
+    content += [python] if python else []
     return hashlib.sha256(_encode(content).encode()).hexdigest()[:_KEY_DIGITS]

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from gpulayer.errors import StalePlanError
 from gpulayer.fleet.transport import ConnectOptions
-from gpulayer.placement.plan import Action
+from gpulayer.placement.plan import Action, Code
 from gpulayer.remote.leases import Leases
 from gpulayer.run import api
 from gpulayer.run.survey import fleet_document
-from tests.machines import H200_IDS, simulated_cuda_host, simulated_mac
+from tests.machines import H200_IDS, MAC_TORCH, simulated_cuda_host, simulated_mac, write_torch
 from tests.run.project import STARTED, Project, output, summary
 from tests.sshd import SshdHost
 
@@ -81,6 +82,56 @@ async def test_a_cuda_job_never_goes_to_a_mac(mixed: Project) -> None:
     assert {job.action for job in plan.jobs} == {Action.REFUSE}
     assert summary(await mixed.apply(plan, partial=True)) == (3, {"refused": 2})
     assert mixed.runs() == {}
+
+
+async def test_each_job_is_judged_in_the_interpreter_that_it_will_run_on(mixed: Project, tmp_path: Path) -> None:
+    """The inventory's interpreter of the Mac has torch, that of the CPU host is asked for what it has."""
+    bare = str(simulated_mac(tmp_path / "bare", torch=None).python)
+    newer = str(simulated_mac(tmp_path / "newer", torch={**MAC_TORCH, "version": "3.0"}).python)
+    told = {"command": ["python", "-c", "import torch; print(torch.__version__)"], "where": {"hosts": ["sim-mac"]}}
+    torch = told | {"accelerator": "mps", "framework": "torch"}
+    mixed.write({
+        "the-hosts": torch,
+        "without": torch | {"python": bare},
+        "newer": torch | {"python": newer},
+        "missing": torch | {"python": "/no/such/python"},
+        "no-demand": {"command": "true", "python": bare, "accelerator": "mps", "where": told["where"]},
+    })  # fmt: skip
+    plan = await mixed.plan()
+    actions = {job.job: job.action for job in plan.jobs}
+    assert actions.pop("without") is actions.pop("missing") is Action.REFUSE
+    assert set(actions.values()) == {Action.RUN, Action.QUEUE}
+    reasons = {
+        job.job: {entry.refusal.code for entry in plan.shapes[job.shape].refusals if entry.hosts == ("sim-mac",)}
+        for job in plan.jobs
+    }
+    assert reasons["without"] == {Code.CAPABILITY}
+    assert reasons["missing"] == {Code.UNKNOWN}
+    events = await mixed.apply(plan, partial=True)
+    assert summary(events) == (3, {"succeeded": 3, "refused": 2})
+    assert (output(events, "the-hosts"), output(events, "newer")) == (b"2.14.1\n", b"3.0\n")
+
+
+async def test_a_plan_is_stale_when_a_jobs_own_interpreter_has_changed(mixed: Project, tmp_path: Path) -> None:
+    own = simulated_mac(tmp_path / "own")
+    mixed.write({"a": {"command": "true", "accelerator": "mps", "framework": "torch", "python": str(own.python)}})
+    plan = await mixed.plan()
+    write_torch(own.folder / "site", {**MAC_TORCH, "version": "3.0"})
+    (own.folder / "site" / "torch-3.0.dist-info").mkdir()  # as an installer does: it tells the cache
+    with pytest.raises(StalePlanError, match=r"torch of .*/own/bin/python3 was 2\.14\.1, is 3\.0"):
+        await mixed.apply(plan)
+
+
+async def test_saved_facts_say_nothing_of_an_interpreter_that_was_not_asked(mixed: Project, tmp_path: Path) -> None:
+    own = str(simulated_mac(tmp_path / "own").python)
+    mixed.write({"a": {"command": "true", "accelerator": "mps", "framework": "torch", "python": own}})
+    saved = fleet_document(await api.probe(mixed.inventory, ["sim-mac"], fleet=mixed.fleet))
+    (verdict,) = (await api.plan_against(mixed.jobs, None, saved)).shapes.values()
+    assert {(entry.refusal.code, entry.refusal.about) for entry in verdict.refusals} == {
+        (Code.UNKNOWN, Code.CAPABILITY)
+    }
+    saved = fleet_document(await api.probe(mixed.inventory, ["sim-mac"], python=own, fleet=mixed.fleet))
+    assert (await api.plan_against(mixed.jobs, None, saved)).jobs[0].action is Action.RUN
 
 
 async def test_more_jobs_than_devices_take_turns(mixed: Project) -> None:

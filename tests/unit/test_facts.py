@@ -232,10 +232,12 @@ def sane(facts: HostFacts) -> bool:
 
 def test_a_fingerprint_has_what_a_placement_stands_on_and_nothing_that_moves() -> None:
     facts = facts_from_report(REPORT)
-    own = fingerprint(facts, [H200_IDS[1]])
+    other = facts_from_report(put(REPORT, ("frameworks", 0, "version"), "2.14.0"))
+    own = fingerprint(facts, [H200_IDS[1]], {"~/venv": other})
     moved = put(REPORT, ("devices", 1, "free_memory_bytes"), GIB)
     moved = put(put(moved, ("notes",), []), ("host", "memory_available_bytes"), GIB)
-    assert json.loads(json.dumps(own)) == fingerprint(facts_from_report(moved), [H200_IDS[1]])
+    assert json.loads(json.dumps(own)) == fingerprint(facts_from_report(moved), [H200_IDS[1]], {"~/venv": other})
+    assert own != fingerprint(facts, [H200_IDS[1]], {"~/venv": facts})
     for path, value in (
         (("host", "boot_id"), "another"),
         (("devices", 1, "id"), "GPU-another"),
@@ -244,4 +246,5 @@ def test_a_fingerprint_has_what_a_placement_stands_on_and_nothing_that_moves() -
         (("host", "python", "real_path"), "/usr/bin/python3.13"),
         (("frameworks", 0, "version"), "2.15.0"),
     ):
-        assert fingerprint(facts_from_report(put(REPORT, path, value)), [H200_IDS[1]]) != own
+        changed = facts_from_report(put(REPORT, path, value))
+        assert fingerprint(changed, [H200_IDS[1]], {"~/venv": other}) != own

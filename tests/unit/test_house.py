@@ -34,7 +34,7 @@ TABLE: dict[str, set[str]] = {
     "remote.states": set(),
     # A plan compares with known runs, whose words are those of `remote/states.py`, the one table of them.
     "placement": {"errors", "spec", "gpu.facts", "remote.states", "placement"},
-    "placement.plan": {"errors", "spec.inventory", "gpu.facts"},
+    "placement.plan": {"errors", "spec", "gpu.facts"},
     "placement.rules": {"spec", "gpu.facts", "placement.plan"},
     "probe": {"gpu.discovery"},
     "fleet": {"errors", "spec", "remote.wire", "fleet"},

@@ -364,19 +364,22 @@ def test_a_shape_is_what_placement_looks_at() -> None:
         {"command": "y"},
         {"env": {}},
         {"timeout": 5.0},
-        {"python": "x"},
         {"where": Where(labels={})},
     ]
     other: list[dict[str, Any]] = [
         {"accelerator": "rocm"},
         {"accelerator": ("cuda", "rocm")},
         {"framework": None},
+        {"python": "x"},
+        {"python": "y"},
         {"resources": ResourceRequest(cpus=1)},
         {"where": Where(labels={"a": "b"})},
         {"where": Where(hosts=("x",))},
         {"where": Where(not_hosts=("x",))},
     ]
     assert {shape_of(dataclasses.replace(BASE, **change)) for change in same} == {shape_of(BASE)}
+    plain = dataclasses.replace(BASE, framework=None)  # asks nothing of its interpreter
+    assert shape_of(dataclasses.replace(plain, python="x")) == shape_of(plain)
     shapes = {shape_of(dataclasses.replace(BASE, **change)) for change in other}
     shapes |= {
         shape_of(DistributedJob(name="a", command="x", accelerator="cuda", distributed=Distributed(nodes=nodes)))

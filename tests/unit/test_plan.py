@@ -180,6 +180,19 @@ def test_changes_are_told_in_words() -> None:
     ]
 
 
+def test_a_plan_stands_on_the_interpreters_of_its_jobs() -> None:
+    own = "~/venv/bin/python"
+    document = document_of(one={"accelerator": "mps", "framework": "torch", "python": own}, two={"accelerator": "mps"})
+    fleet = fleet_of({"mac": a_mac()})
+    told = [report(device("mps", memory=32, usable=21), capabilities=("torch.mps",), frameworks=TORCH)]
+    told += [told[0] | {"frameworks": [framework("torch", version="2.14.0")]}]
+    known = [{"mac": Known(pythons={own: seen})} for seen in told]
+    plan = from_json(as_text(plan_of(document, fleet, known[0])))
+    assert stale(plan, views_of(fleet, known[0]), DOCUMENTS) == []
+    assert stale(plan, views_of(fleet, known[1]), DOCUMENTS) == [f"mac: torch of {own} was 2.13.0, is 2.14.0"]
+    assert stale(plan_of(document_of(two=JOBS["jobs"]["one"]), fleet), views_of(fleet, known[1]), DOCUMENTS) == []
+
+
 def test_a_host_that_is_gone_and_documents_that_changed_are_told() -> None:
     without = [view for view in views_of(FLEET) if view.host.name != "box"]
     assert stale(plan_of(), changed(mac=None), [("jobs.yaml", "2")])[:2] == [

@@ -40,6 +40,13 @@ def tried(result: str, where: str, *devices: dict[str, Any], **facts: Any) -> di
     return report(*devices, frameworks=(torch,), **{"capabilities": ("torch.cuda",), **facts})
 
 
+OWN = "~/venv/bin/python"
+
+
+def of_its_own(job: dict[str, Any], python: str = OWN) -> dict[str, Any]:
+    return job | {"python": python}
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], Code, Kind]] = {
     "no answer": (on("cpu"), None, {}, Code.UNREACHABLE, Kind.HOST),
     "drained": (on("cpu"), PLAIN, {"drain": True}, Code.DRAIN, Kind.HOST),
@@ -52,6 +59,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], Co
     "cuda on a Mac": (on("cuda"), MAC, {}, Code.ACCELERATOR, Kind.NEVER),
     "cuda on ROCm": (on("cuda"), report(device("rocm", memory=48)), {}, Code.ACCELERATOR, Kind.NEVER),
     "no torch there": (on("mps", framework="torch"), a_mac(), {}, Code.CAPABILITY, Kind.HOST),
+    "torch, in the other interpreter": (
+        of_its_own(on("mps", framework="torch")),
+        MAC,
+        {"pythons": {OWN: a_mac()}},
+        Code.CAPABILITY,
+        Kind.HOST,
+    ),
+    "a capability of the other interpreter": (
+        of_its_own(on("cpu", capabilities=["torch"])),
+        MAC,
+        {"pythons": {OWN: a_mac()}},
+        Code.CAPABILITY,
+        Kind.HOST,
+    ),
+    "an interpreter that was not asked": (of_its_own(on("mps", framework="torch")), MAC, {}, Code.UNKNOWN, Kind.HOST),
     "no MLX there": (on("mps", framework="mlx"), MAC, {}, Code.CAPABILITY, Kind.HOST),
     "a capability": (on("cpu", capabilities=["mlx"]), MAC, {}, Code.CAPABILITY, Kind.HOST),
     "too many GPUs": (on("cuda", gpus=3), BOX, {}, Code.GPU_COUNT, Kind.JOB),
@@ -150,6 +172,12 @@ def test_every_code_has_a_case() -> None:
 
 
 FITS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "torch, in its own interpreter": (
+        of_its_own(on("mps", framework="torch")),
+        a_mac(),
+        {"pythons": {OWN: MAC}},
+    ),
+    "nothing that depends on the interpreter": (of_its_own(on("mps")), a_mac(), {}),
     "any framework on a Mac": (on("mps"), a_mac(), {}),
     "double on a CPU": (on("cpu", dtypes=["float64"]), MAC, {}),
     "double on CUDA": (on("cuda", dtypes=["float64"]), BOX, {}),
