@@ -33,8 +33,9 @@ class _Machine:
     """The free state of one machine, which several names of the inventory may share. Sizes are bytes.
 
     `devices` are the ids of all GPUs, `foreign` those held by others than our jobs, `ours` those that our jobs have,
-    `free` the rest; `foreign_slots` are CPU slots that others hold, one CPU each. `load` is the share of the CPU slots
-    that is taken. `reserved` is the job for which the machine is kept. `parked` are the searches that found too little
+    `free` the rest; `foreign_slots` are CPU slots that others hold, one CPU each; `foreign_memory` is what others have
+    of the memory, as far as the host has said so since something last changed there. `load` is the taken share of the
+    CPU slots. `reserved` is the job for which the machine is kept. `parked` are the searches that found too little
     free here; they look again when something comes free. Unknown memory (None) is not counted: no job that demands
     some fits there.
     """
@@ -47,6 +48,7 @@ class _Machine:
     ours: set[str] = field(default_factory=set)
     free: set[str] = field(default_factory=set)
     foreign_slots: int = 0
+    foreign_memory: int = 0
     slots_used: int = 0
     cpus_used: int = 0
     memory_used: int = 0
@@ -71,7 +73,7 @@ class _Machine:
             len(self.free) >= option.count
             and (not option.slot or self.slots_used + self.foreign_slots < self.slots)
             and (not option.cpus or self.cpus_used + self.foreign_slots + option.cpus <= self.cpus)
-            and (self.memory is None or self.memory_used + option.memory <= self.memory)
+            and (self.memory is None or self.memory_used + self.foreign_memory + option.memory <= self.memory)
         )
 
     def count(self) -> None:
@@ -85,6 +87,7 @@ class _Machine:
 
     def wake(self) -> None:
         """Let the parked searches look at this machine again, where something came free."""
+        self.foreign_memory = 0
         self.count()
         for search, rank in self.parked:
             heappush(search, (min(rank[0], self.load), rank[1], rank[2]))
@@ -197,6 +200,12 @@ class Packing:
         machine.foreign = set(view.holders) - machine.ours
         machine.foreign_slots = max(0, view.slots_held - machine.slots_used)
         machine.wake()
+
+    def limit_memory(self, host: str, free: int) -> None:
+        """Take a host's word that only `free` bytes of memory can be had there, until something changes there."""
+        machine = self._machines[self._index[host]]
+        if machine.memory is not None:
+            machine.foreign_memory = max(0, machine.memory - machine.memory_used - free)
 
     def reserve(self, search: Search, job: str) -> None:
         """Keep a machine for a job: one that others leave enough of, with the fewest of our jobs on it.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
-import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from gpulayer.errors import HostError, UsageError
 from gpulayer.fleet.session import AgentError, Fleet, Session
 from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
+from gpulayer.run.cancels import SENT, WAITS, deliver, here, send
 from gpulayer.run.events import OUTPUT, Event, now, status_event
 from gpulayer.run.executor import report_summary
 from gpulayer.run.follow import Follower, Links, Reporter
@@ -48,29 +47,43 @@ async def status(store: Store, fleet: Fleet, project: str | None = None) -> list
     A run whose host does not answer, or is no longer in the inventory, is `unknown`.
     """
     runs = store.runs(project)
-    asked = await ask(fleet, [run for run in runs if run.host and run.status not in states.FINAL])
+    asked = await ask(fleet, store, [run for run in runs if run.host and run.status not in states.FINAL])
     return [asked.get(run.run, run) if run.status not in states.FINAL else run for run in runs]
 
 
-async def ask(fleet: Fleet, runs: Sequence[KnownRun]) -> dict[str, KnownRun]:
-    """Return runs as their hosts tell them now, by run id."""
+async def ask(fleet: Fleet, store: Store, runs: Sequence[KnownRun]) -> dict[str, KnownRun]:
+    """Return runs as their hosts tell them now, by run id; hosts that answer take the cancels kept for them."""
     by_host: dict[str, list[KnownRun]] = defaultdict(list)
     for run in runs:
         by_host[run.host].append(run)
+    before = _with_kept_cancels(store)
     sessions = await fleet.connect([host for host in by_host if host in fleet.inventory.hosts])
     answers = await asyncio.gather(
-        *(_ask(host, sessions.get(host), its_runs) for host, its_runs in by_host.items())
+        *(_ask(host, sessions.get(host), store, its_runs) for host, its_runs in by_host.items())
     )  # fmt: skip
-    return {run.run: run for answer in answers for run in answer}
+    after = _with_kept_cancels(store)
+    told = {run.run: run for answer in answers for run in answer}
+    for name in before & told.keys():
+        if told[name].status not in states.FINAL:
+            why = (told[name].reason, WAITS if name in after else SENT)
+            told[name] = replace(told[name], reason="; ".join(filter(None, why)))
+    return told
 
 
-async def _ask(host: str, session: Session | HostError | None, runs: Sequence[KnownRun]) -> list[KnownRun]:
+def _with_kept_cancels(store: Store) -> set[str]:
+    return {kept.run.run for kept in store.kept_cancels()}
+
+
+async def _ask(
+    host: str, session: Session | HostError | None, store: Store, runs: Sequence[KnownRun]
+) -> list[KnownRun]:
     if session is None:
         return [_unknown(run, f"{host} is not in the inventory") for run in runs]
     if isinstance(session, HostError):
         return [_unknown(run, str(session)) for run in runs]
     found: list[KnownRun] = []
     try:
+        await deliver(session, store)
         for start in range(0, len(runs), ASKED_AT_ONCE):
             part = runs[start : start + ASKED_AT_ONCE]
             told = Reader(host, (await session.request("status", runs=[run.run for run in part])).header).get("states")
@@ -148,19 +161,26 @@ class Afterwards:
                     work.run = _unknown(run, str(error))
                     self.reporter.status(work.run)
                 self.reporter.warn(str(error), run=run)
+        if self.store.is_unwanted(run.run):
+            self.reporter.warn(WAITS, fix="gpulayer attach, status or apply sends it", run=run)
         work.outcome = outcome_of(work.run)
 
     async def _send_cancel(self, run: KnownRun, links: Links, grace: float | None) -> None:
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        """Cancel a run on its host. Where that cannot be told, or does not know a run yet, the cancel is kept."""
+        by = here()
         for pause in (*UNDER_WAY, None):
             try:
-                await links.insist(
-                    run.host, lambda session: session.request("cancel", run=run.run, grace=grace, by=by)
-                )  # fmt: skip
+                await links.insist(run.host, lambda session: send(session, run.run, grace=grace, by=by))
             except AgentError as error:
-                if error.code != "unknown_run" or run.status != states.LAUNCHING or pause is None:
+                if error.code != "unknown_run" or run.status != states.LAUNCHING:
+                    raise
+                if pause is None:
+                    self.store.keep_cancel(run.run, grace=grace, by=by)
                     raise
                 await asyncio.sleep(pause)  # another process has said that it launches it, and is about to
+            except HostError:
+                self.store.keep_cancel(run.run, grace=grace, by=by)
+                raise
             else:
                 return
 

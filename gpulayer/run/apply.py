@@ -82,6 +82,7 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
         must, may = needed_hosts(plan)
         known = {job.run for job in plan.jobs}
         may |= {run.host for run in history if run.run in known - collected}
+        may |= {kept.run.host for kept in scene.store.kept_cancels()}
         if known_elsewhere(plan, history):
             may |= {host.name for host in plan.hosts if host.reached}
         hosts = [host for name, host in scene.inventory.hosts.items() if name in must | may]
@@ -103,6 +104,7 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
             outcomes = (work.outcome or (NOT_STARTED.get(work.step) or outcome_of(work.run)) for work in works)
             report_summary(scene.reporter, list(outcomes))
             return
+        scene.store.forget_cancels(work.run.run for work in works if work.step in {Step.START, Step.QUEUE})
         await _execute(scene, plan, works, views, code.trees)
 
 
@@ -200,6 +202,7 @@ async def _execute(
     scene: Scene, plan: Plan | None, works: Sequence[Work], views: Mapping[str, HostView], trees: Mapping[str, Tree]
 ) -> None:
     links = Links(fleet=scene.fleet, reporter=scene.reporter, patience=scene.patience)
+    await links.deliver(views)
     follower = Follower(links=links, reporter=scene.reporter, store=scene.store)
     launcher = Launcher(links=links, reporter=scene.reporter, trees=trees)
     executor = Executor(

@@ -21,7 +21,7 @@ from gpulayer.remote import states
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import LAUNCHED, SUMMARY, Event, now
 from gpulayer.run.follow import Follower, Links, Reporter
-from gpulayer.run.launch import Busy, Launcher, Rejected, spec_of
+from gpulayer.run.launch import Busy, Launcher, Rejected, Unwanted, spec_of
 from gpulayer.run.store import Intent, Store
 from gpulayer.run.survey import occupancy
 from gpulayer.run.work import Outcome, Step, Work, exit_code, outcome_of
@@ -172,13 +172,17 @@ class Executor:
         """Take one run from its intent to its end."""
         try:
             answer = await self.launcher.launch(work.run, spec)
-        except HostError as error:
+        except (HostError, AgentError) as error:
             self._given_up(work, error)
             return
-        if isinstance(answer, Busy):
+        if isinstance(answer, Unwanted):
+            self._free(work)
+            self._dropped(work)
+            return
+        if isinstance(answer, Busy) and (answer.free_memory is None or await self._is_shared(work)):
             await self._put_back(work, answer)
             return
-        if isinstance(answer, Rejected):
+        if isinstance(answer, Busy | Rejected):
             work.run = replace(work.run, status=states.FAILED_TO_START, reason=answer.reason)
             self.reporter.status(work.run)
             await self._settle(work)
@@ -251,14 +255,30 @@ class Executor:
             self._lose(work.run.host)
         self.reporter.status(work.run)
 
+    async def _is_shared(self, work: Work) -> bool:
+        """Tell whether other jobs are on a run's host: what they have of its memory comes free."""
+        host = work.run.host
+        ours = any(
+            other is not work and other.run.host == host and other.run.job in self._placed for other in self.works
+        )
+        if not ours:
+            await self._ask(host)
+        return ours or self._has_jobs(host)
+
+    def _has_jobs(self, host: str) -> bool:
+        """Tell whether a lease was held on a host when it was asked last."""
+        return bool(self.views[host].holders or self.views[host].slots_held)
+
     async def _put_back(self, work: Work, answer: Busy) -> None:
-        """Wait a little where a lease is taken after all, learn who holds what there, and queue the job again."""
+        """Wait a little where there is no room after all, learn who holds what there, and queue the job again."""
         host = work.run.host
         work.run = replace(work.run, host="", devices=(), status=states.QUEUED)
-        self.reporter.status(work.run, reason=f"{host} is busy" + (f": {answer.holder}" if answer.holder else ""))
+        self.reporter.status(work.run, reason=answer.reason)
         await asyncio.sleep(BUSY[min(work.busy, len(BUSY) - 1)])
         work.busy += 1
         await self._ask(host, put_back=work)
+        if answer.free_memory is not None and self._has_jobs(host):
+            self.packing.limit_memory(host, answer.free_memory)
         self._enqueue(work)
 
     async def _ask(self, host: str, put_back: Work | None = None) -> None:
@@ -284,10 +304,9 @@ class Executor:
         """Give a host up: to what waits, all that it has is taken."""
         self._gone.add(host)
         view = self.views[host]
-        devices = view.facts.devices if view.facts else ()
-        self.packing.observe(
-            replace(view, holders=dict.fromkeys((device.id for device in devices), GONE), slots_held=MANY)
-        )
+        seen = [facts for facts in (view.facts, *view.pythons.values()) if facts is not None]
+        devices = (device.id for facts in seen for device in facts.devices)
+        self.packing.observe(replace(view, holders=dict.fromkeys(devices, GONE), slots_held=MANY))
 
     def _held_by_others(self) -> set[str]:
         """Return the hosts where a lease that is none of this command's keeps a job waiting."""

@@ -16,6 +16,7 @@ from gpulayer.fleet.artifacts import fetch
 from gpulayer.fleet.session import AgentError, Fleet, Session, Stream
 from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
+from gpulayer.run.cancels import SENT, WAITS, deliver
 from gpulayer.run.channel import Channel
 from gpulayer.run.events import (
     FETCHED,
@@ -105,6 +106,14 @@ class Links:
     patience: float = PATIENCE
     _lost: dict[str, _Silence] = field(default_factory=dict)
 
+    async def deliver(self, hosts: Iterable[str]) -> None:
+        """Send those of these hosts that have kept cancels what is kept."""
+        for host in {kept.run.host for kept in self.reporter.store.kept_cancels()}.intersection(hosts):
+            try:
+                await self.insist(host, _nothing)
+            except HostError as error:
+                self.reporter.warn(f"{WAITS}: {error}", host=host)
+
     async def insist(self, host: str, step: Callable[[Session], Awaitable[T]]) -> T:
         """Return what `step(session)` gives, over a new connection where one is lost.
 
@@ -115,7 +124,10 @@ class Links:
             silence = self._lost.get(host)
             left = self.patience if silence is None else silence.since + self.patience - time.monotonic()
             try:
-                result = await step(await self.fleet.session(host, deadline=max(left, 0.0)))
+                session = await self.fleet.session(host, deadline=max(left, 0.0))
+                for run in await deliver(session, self.reporter.store):
+                    self.reporter.warn(SENT, run=run)
+                result = await step(session)
             except HostError as error:
                 if (pause := self._silent(host, error)) is None:
                     raise
@@ -142,6 +154,10 @@ class Links:
         pause = PAUSES[min(silence.attempts, len(PAUSES) - 1)]
         silence.attempts += 1
         return pause
+
+
+async def _nothing(_session: Session) -> None:
+    pass
 
 
 @dataclass(slots=True)

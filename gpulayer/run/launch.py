@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpulayer.errors import HostError, UsageError
-from gpulayer.fleet.session import AgentError, Session
+from gpulayer.fleet.session import AgentError, Reply, Session
 from gpulayer.fleet.sync import sync
 from gpulayer.fleet.tree import Tree
 from gpulayer.placement.plan import HostView, KnownRun, Placement
@@ -24,13 +25,18 @@ from gpulayer.spec.support import Accelerator
 GIB: Final = 2**30
 SPEC_SCHEMA: Final = "gpulayer.spec/1"
 LAUNCH_LIMIT: Final = 60.0  # seconds
+LOCKED: Final = 1.0  # seconds until a launch is sent again that another launch of the same run is in the way of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """The host's own word that a lease is taken: nothing was written there, the run id is free."""
+    """The host's own word that it has no room now: nothing was written there, the run id is free.
 
-    holder: str | None
+    `free_memory` is the bytes that are left where memory lacks, None where a lease is taken.
+    """
+
+    reason: str
+    free_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,11 @@ class Rejected:
     """The host cannot start this run at all; nothing was written there."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwanted:
+    """A cancel came first: nothing was sent."""
 
 
 def check_secrets(jobs: Iterable[JobSpec], environment: Mapping[str, str] = os.environ) -> None:
@@ -118,39 +129,62 @@ class Launcher:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     _synced: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
 
-    async def launch(self, run: KnownRun, spec: Mapping[str, Any]) -> tuple[bool, RunState] | Busy | Rejected:
-        """Return whether the run is new there and its state. HostError where the host is given up: nobody knows then.
+    async def launch(
+        self, run: KnownRun, spec: Mapping[str, Any]
+    ) -> tuple[bool, RunState] | Busy | Rejected | Unwanted:
+        """Return whether the run is new there and its state.
 
-        Sending it again is safe: a host starts a run id at most once.
+        HostError where the host is given up, and AgentError `lock` where another launch of this run does not come to an
+        end there: nobody knows then. Sending it again is safe: a host starts a run id at most once.
         """
         secrets = json.dumps({name: self.environment[name] for name in spec["secrets"]}).encode()
+        sent = False
+
+        async def send(session: Session) -> tuple[bool, RunState] | Unwanted:
+            nonlocal sent
+            if not sent and self.reporter.store.is_unwanted(run.run):
+                return Unwanted()
+            sent = True  # from here on it may have arrived, whatever the link does
+            return await self._send(session, run, spec, secrets)
+
         try:
             if spec["tree"] is not None:
                 await self._ship(run.host, spec["tree"])
-            return await self.links.insist(run.host, lambda session: self._send(session, run, spec, secrets))
+            return await self.links.insist(run.host, send)
         except AgentError as error:
-            if error.code == "busy":
-                holder = error.error.get("holder")
-                return Busy(holder=holder if isinstance(holder, str) else None)
-            return Rejected(reason=error.message)
+            if error.code == "lock":
+                raise
+            return _refused(run.host, error)
 
     async def _send(
         self, session: Session, run: KnownRun, spec: Mapping[str, Any], secrets: bytes
     ) -> tuple[bool, RunState]:
+        """Send a launch. Where another of the same run is under way only this host can tell its end: ask again."""
+        give_up = time.monotonic() + self.links.patience
         failpoint("launch-due")
-        try:
-            reply = await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
-        except AgentError as error:
-            if error.code != "tree":
-                raise
-            await sync(session, self.trees[spec["tree"]], thorough=True)  # cleaned away between sync and launch
-            reply = await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
+        while True:
+            try:
+                reply = await self._request(session, spec, secrets)
+                break
+            except AgentError as error:
+                if error.code != "lock" or time.monotonic() >= give_up:
+                    raise
+                await asyncio.sleep(LOCKED)
         failpoint("launch-answered")
         reader = Reader(run.host, reply.header)
         state = run_state(run.host, reader.get("state"))
         if state.run.run != run.run:
             raise reader.bad("state")
         return reader.get("new") is True, state
+
+    async def _request(self, session: Session, spec: Mapping[str, Any], secrets: bytes) -> Reply:
+        try:
+            return await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
+        except AgentError as error:
+            if error.code != "tree":
+                raise
+        await sync(session, self.trees[spec["tree"]], thorough=True)  # cleaned away between sync and launch
+        return await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
 
     async def _ship(self, host: str, tree: str) -> None:
         """Bring a tree to a host. All runs that need it there wait for one transfer; a failed one is tried again."""
@@ -180,3 +214,14 @@ class Launcher:
         for task in self._synced.values():
             task.cancel()
         await asyncio.gather(*self._synced.values(), return_exceptions=True)
+
+
+def _refused(host: str, error: AgentError) -> Busy | Rejected:
+    """Return what a host's refusal means: busy is what comes free when others have ended."""
+    if error.code == "busy":
+        holder = error.error.get("holder")
+        return Busy(reason=f"{host} is busy" + (f": {holder}" if isinstance(holder, str) else ""))
+    free = error.error.get("found")
+    if error.code == "memory" and isinstance(free, int):
+        return Busy(reason=error.message, free_memory=free)
+    return Rejected(reason=error.message)

@@ -23,7 +23,7 @@ from gpulayer.run.events import Event
 from gpulayer.run.paths import Paths
 
 APPLICATION: Final = 0x47504C59  # "GPLY": tells our database from any other SQLite file
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER: Final = 100  # bytes of an SQLite file's header
 LOCK_WAIT: Final = 30.0  # seconds
 
@@ -38,6 +38,7 @@ CREATE TABLE runs (
     collected INTEGER NOT NULL DEFAULT 0,  -- 1: the whole log and the outputs are here
     turn INTEGER NOT NULL                  -- rises whenever a command takes the run in hand: the latest is a job's own
 );
+CREATE TABLE cancels (run TEXT PRIMARY KEY, grace REAL, by TEXT NOT NULL);  -- that a host could not be told of
 CREATE INDEX runs_by_job ON runs (project, job, turn);
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, job TEXT, run TEXT, host TEXT, detail TEXT NOT NULL
@@ -58,6 +59,15 @@ class Intent:
     host: str
     devices: tuple[str, ...]
     spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCancel:
+    """A cancel that its host could not be told of. `grace` is seconds, None the job's; `by` says who cancelled."""
+
+    run: KnownRun
+    grace: float | None
+    by: str
 
 
 class Store:
@@ -118,7 +128,8 @@ class Store:
     def intend(self, intents: Sequence[Intent]) -> set[str]:
         """Record durably that these queued runs will be launched, and return the run ids for which that holds.
 
-        A run that is no longer queued, because somebody dropped it or launches it already, is not among them.
+        A run that is no longer queued, because somebody dropped it or launches it already, is not among them; nor is
+        one whose cancel is kept.
         """
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
@@ -128,7 +139,7 @@ class Store:
                     for intent in intents
                     if connection.execute(
                         "UPDATE runs SET status = ?, host = ?, devices = ?, spec = ?, collected = 0"
-                        " WHERE run = ? AND status = ?",
+                        " WHERE run = ? AND status = ? AND run NOT IN (SELECT run FROM cancels)",
                         (states.LAUNCHING, intent.host, COMPACT(intent.devices), COMPACT(intent.spec), intent.run,
                          states.QUEUED),
                     ).rowcount
@@ -149,6 +160,31 @@ class Store:
             ]
         return [found for run in dropped if (found := self.run(run)) is not None]
 
+    def keep_cancel(self, run: str, *, grace: float | None, by: str) -> None:
+        """Keep a cancel until the run's host takes it; the first one counts."""
+        with self._writing() as connection:
+            connection.execute("INSERT OR IGNORE INTO cancels (run, grace, by) VALUES (?, ?, ?)", (run, grace, by))
+
+    def kept_cancels(self, host: str | None = None) -> list[KeptCancel]:
+        """Return the cancels that are kept for a host, None: for all."""
+        with _reported(self._path):
+            rows = self._connection.execute(
+                f"SELECT {COLUMNS}, grace, by FROM cancels JOIN runs USING (run) WHERE host = coalesce(?, host)",  # noqa: S608
+                (host,),
+            ).fetchall()
+        return [KeptCancel(run=_run(row), grace=grace, by=by) for *row, grace, by in rows]
+
+    def is_unwanted(self, run: str) -> bool:
+        """Tell whether a cancel is kept for a run."""
+        with _reported(self._path):
+            found = self._connection.execute("SELECT 1 FROM cancels WHERE run = ?", (run,)).fetchone()
+        return found is not None
+
+    def forget_cancels(self, runs: Iterable[str]) -> None:
+        """Keep no cancel of these runs any more: their hosts have taken it, or the runs are wanted again."""
+        with self._writing() as connection:
+            connection.executemany("DELETE FROM cancels WHERE run = ?", ((run,) for run in runs))
+
     def record(self, entries: Sequence[tuple[Event, KnownRun | None]]) -> None:
         """Append events, and bring the view of their runs up to date: what is final is replaced by final words only."""
         with self._writing() as connection:
@@ -167,6 +203,8 @@ class Store:
                     f" started_at = ?, ended_at = ? WHERE run = ?{allowed}",
                     (*now, run.run),
                 )
+                if run.status in states.FINAL:
+                    connection.execute("DELETE FROM cancels WHERE run = ?", (run.run,))
 
     def collect(self, run: str) -> None:
         """Note that a run's whole log and its outputs are here."""

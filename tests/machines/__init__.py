@@ -98,6 +98,11 @@ def simulated_cuda_host(
     return machine
 
 
+def simulated_cpu_host(folder: Path, *, meminfo: Path, python: str = sys.executable) -> SimulatedMachine:
+    """Build a host without GPUs in `folder`, on which a launch reads the free memory from the file `meminfo`."""
+    return _build(folder, "A host", {"hidden": [], "opened": {"/proc/meminfo": str(meminfo)}}, None, python)
+
+
 def play(recording: Mapping[str, Any], *, deadline: float = 60.0) -> System:
     """Return the System of the machine that `recording` tells of (`tests.machines.simulate` has its keys)."""
     system: System = recorded_system(System, dict(recording))(deadline=deadline)

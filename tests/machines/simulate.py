@@ -26,6 +26,7 @@ class Recorded:
     - `tools`: {name: path}, and `commands`: {"words": stdout, or {"code", "stdout", "stderr", "timed_out"}}; a tool of
       which no command is told runs for real
     - `sysctl`: {name: value}
+    - `opened`: {path: the file that the agent opens in its place}
     - `children`: {name: {key: value}}, complete answers, or the lines that a child wrote; other children run for real
     - `endings`: {name: {"code", "signal", "timed_out", "stderr"}} of children that did not just end
     - `cpus` and `disk_free`
@@ -125,11 +126,23 @@ def replace_at_import(recording: dict[str, Any]) -> None:
     builtins.__import__ = simulated_import
 
 
+def open_instead(paths: dict[str, str]) -> None:
+    """Let `open` open other files for some paths."""
+    real_open = builtins.open
+
+    def simulated_open(file: Any, *arguments: Any, **options: Any) -> Any:
+        return real_open(paths.get(file, file), *arguments, **options)
+
+    if paths:
+        builtins.open = simulated_open
+
+
 def run(folder: str) -> None:
     """Be the machine whose recording lies in `folder`, then run the program that `-c` was given."""
     recording = json.loads((Path(folder) / "recording.json").read_text(encoding="utf-8"))
     sys.executable = str(Path(folder) / "bin" / "python3")
     replace_at_import(recording)
+    open_instead(recording.get("opened", {}))
     own = recording.get("self", {})
     if "machine" in own and not sys.flags.isolated:
         real = os.uname()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer.errors import StalePlanError, UsageError
+from gpulayer.fleet.session import Fleet
 from gpulayer.placement.plan import Action
 from gpulayer.run import api
 from gpulayer.run.events import Event
@@ -176,6 +177,76 @@ async def test_cancel_from_elsewhere_ends_what_runs_and_drops_what_waits(project
     assert lines[-1]["exit_code"] == 1
     assert len(project.starts()) == 6
     assert project.logs_are_equal() or len(project.runs()) == 8
+
+
+async def cancel_out_of_reach(project: Project) -> None:
+    """Launch a job that ends by itself only when the gate opens, and cancel it while its host does not answer."""
+    project.write({"away": {"command": gated(project.folder), "where": {"hosts": ["run-three"]}}}, grace="1s")
+    assert summary(await project.apply(detach=True)) == (0, {"running": 1})
+    host = project.hosts["run-three"]
+    host.stop()
+    try:
+        events = await project.cancel(None)
+        assert summary(events) == (4, {"unknown": 1})
+        said = [event.detail["message"] for event in events if event.event == "warning"]
+        assert "its cancel is kept, and sent when the host answers next" in said
+        (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+        assert run.status == "unknown"
+        assert run.reason is not None
+        assert run.reason.endswith("; its cancel is kept, and sent when the host answers next")
+    finally:
+        host.start()
+
+
+async def test_a_cancel_out_of_reach_is_sent_by_attach(project: Project) -> None:
+    await cancel_out_of_reach(project)
+    events = await project.attach(await project.plan())
+    assert summary(events) == (1, {"cancelled": 1})
+    assert "its cancel, which was kept while the host did not answer, was sent now" in [
+        event.detail["message"] for event in events if event.event == "warning"
+    ]
+    with Store.open(project.folder) as store:
+        assert store.kept_cancels() == []
+
+
+async def test_a_cancel_out_of_reach_is_sent_by_status(project: Project) -> None:
+    await cancel_out_of_reach(project)
+    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    assert (run.status, run.reason) == (
+        "running", "its cancel, which was kept while the host did not answer, was sent now",
+    ) or run.status in {"stopping", "cancelled"}  # fmt: skip
+    while run.status != "cancelled":
+        (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+
+
+async def test_a_cancel_out_of_reach_is_sent_by_an_apply_of_other_jobs(project: Project) -> None:
+    await cancel_out_of_reach(project)
+    project.write({"another": {"command": STARTED, "where": {"hosts": ["run-one"]}}})
+    assert summary(await project.apply()) == (0, {"succeeded": 1})
+    with Store.open(project.folder) as store:
+        assert store.kept_cancels() == []
+    runs = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    while "cancelled" not in {run.status for run in runs}:
+        runs = await api.status(project.folder, project.inventory, fleet=project.fleet)
+
+
+async def test_a_cancel_out_of_reach_is_sent_by_whoever_follows_when_the_link_is_back(project: Project) -> None:
+    project.write({"away": {"command": gated(project.folder), "where": {"hosts": ["run-three"]}}}, grace="1s")
+    host, seen = project.hosts["run-three"], []
+    try:
+        async for event in api.apply(await project.plan(), project.jobs, project.inventory, fleet=project.fleet):
+            seen.append(event)
+            if event.event == "output" and host.process is not None:
+                host.stop()
+            if event.event == "link_lost":
+                async with Fleet(project.inventory, project.options) as elsewhere:
+                    events = [one async for one in api.cancel(project.folder, project.inventory, None, fleet=elsewhere)]
+                assert summary(events) == (4, {"unknown": 1})
+                host.start()
+        assert summary(seen) == (1, {"cancelled": 1})
+    finally:
+        if host.process is None:
+            host.start()
 
 
 async def test_one_apply_at_a_time(project: Project) -> None:

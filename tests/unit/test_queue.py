@@ -57,6 +57,26 @@ def test_what_is_released_is_free_again() -> None:
     assert packing.place(declared["b"]) is not None
 
 
+def test_memory_that_a_host_calls_short_counts_until_something_changes_there() -> None:
+    packing, declared = (
+        packing_of(a=report(memory=8), b=report(memory=8)),
+        jobs(**{name: {"resources": {"memory_gb": 5}} for name in "jk"}),
+    )
+    on_a = Placement(host="a", devices=())
+    packing.limit_memory("a", 4 * 2**30)
+    assert packing.place(declared["j"]) == (CPU, replace(on_a, host="b"))
+    assert packing.place(declared["j"], frozenset({"a"})) is None
+    packing.observe(replace(views_of(fleet_of({"a": report(memory=8)}))[0]))
+    assert packing.place(declared["j"], frozenset({"a"})) == (CPU, on_a)
+    packing.occupy(jobs(small={"resources": {"memory_gb": 1}})["small"], CPU, on_a)
+    packing.limit_memory("a", 6 * 2**30)  # 1 GiB ours and 1 GiB others': 6 are left
+    assert packing.place(declared["j"], frozenset({"a"})) == (CPU, on_a)
+    packing.limit_memory("a", 4 * 2**30)
+    assert packing.place(declared["k"], frozenset({"a"})) is None
+    packing.release("small")
+    assert packing.place(declared["k"], frozenset({"a"})) == (CPU, on_a)
+
+
 def test_a_place_is_taken_once_and_given_back_once() -> None:
     packing, declared = packing_of(box=a_cuda(24, 2)), jobs(a=GPU)
     packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-0",)))

@@ -78,6 +78,28 @@ def test_a_dropped_run_is_not_launched(tmp_path: Path) -> None:
         assert other.drop([second.run]) == []
 
 
+def test_a_kept_cancel_keeps_its_run_from_being_launched_until_its_end_is_known(tmp_path: Path) -> None:
+    run, other = queued("a"), queued("b")
+    with Store.open(tmp_path) as store:
+        store.take("p", [run, other])
+        store.intend([intent(run), intent(other, "beta")])
+        store.keep_cancel(run.run, grace=3.0, by="me")
+        store.keep_cancel(run.run, grace=9.0, by="another")
+    with Store.open(tmp_path) as store:
+        (kept,) = store.kept_cancels("alpha")
+        assert (kept.run.run, kept.grace, kept.by) == (run.run, 3.0, "me")
+        assert store.kept_cancels("beta") == []
+        store.take("p", [run])  # as one who goes on with a queue does
+        assert store.intend([intent(run)]) == set()
+        store.forget_cancels([run.run])
+        assert store.intend([intent(run)]) == {run.run}
+        store.keep_cancel(run.run, grace=None, by="me")
+        ended = becomes(run, "cancelled")
+        store.record([(status_event(ended), ended)])
+        assert store.kept_cancels() == []
+        assert not store.is_unwanted(run.run)
+
+
 def test_a_final_word_stays(tmp_path: Path) -> None:
     run = queued("a")
     with Store.open(tmp_path) as store:
@@ -133,7 +155,7 @@ def test_a_damaged_database_is_named_and_left_alone(tmp_path: Path, damage: str)
         other.close()
     elif damage == "newer":
         other = sqlite3.connect(path)
-        other.execute("PRAGMA user_version = 2")
+        other.execute("PRAGMA user_version = 3")
         other.close()
     elif damage == "link":
         path.rename(tmp_path / "elsewhere.db")
