@@ -485,6 +485,6 @@ def _shape(  # noqa: PLR0917 - the parts of a shape, in the order in which they 
     not_hosts: tuple[str, ...],
     gang: tuple[Any, ...] | None,
 ) -> str:
-    content = [accelerators, framework, _demands(resources), labels, hosts, not_hosts, gang]
+    content: list[Any] = [accelerators, framework, _demands(resources), labels, hosts, not_hosts, gang]
     content += [python] if python else []
     return hashlib.sha256(_encode(content).encode()).hexdigest()[:_KEY_DIGITS]
