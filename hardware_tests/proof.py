@@ -55,11 +55,6 @@ class Done:
     output: str
 
 
-def row_name(row: Row) -> str:
-    """Return a row's name in evidence files and test ids."""
-    return f"{row.accelerator}-{row.kind}-{row.framework or 'none'}"
-
-
 @contextmanager
 def recorded(name: str, test: str, accelerator: Accelerator) -> Iterator[Evidence]:
     """Give the test's evidence, and write it however the test ends.
@@ -88,7 +83,7 @@ def recorded(name: str, test: str, accelerator: Accelerator) -> Iterator[Evidenc
 
 async def prove(row: Row, test: str, folder: Path) -> None:
     """Run one job on each device of the row's accelerator, and hold what they computed against the right numbers."""
-    with recorded(row_name(row), test, row.accelerator) as evidence:
+    with recorded(row.name, test, row.accelerator) as evidence:
         evidence.framework = row.framework
         with ssh_host(folder) as reached:
             evidence.server = reached.server
@@ -132,9 +127,10 @@ def _expect_framework(row: Row, facts: HostFacts, *, virtual: bool) -> None:
         raise NothingToProveError("framework_not_installed", row.framework)
     if facts.capabilities & set(row.capabilities):
         return
-    notes = [f"{note.message} ({note.detail})" if note.detail else note.message for note in facts.notes]
-    if any(note.code in _CANNOT for note in facts.notes) or _lacks_backend(row, facts):
-        raise NothingToProveError("framework_cannot", " ".join(notes))
+    lacking = [note.message for note in facts.notes if note.code in _CANNOT]
+    if lacking or _lacks_backend(row, facts):
+        raise NothingToProveError("framework_cannot", " ".join(lacking) or f"it has none of {row.capabilities}")
+    notes = [f"{note.code}: {note.message} ({note.detail})" for note in facts.notes if note.severity != "info"]
     if virtual:
         raise NothingToProveError("virtual_gpu_unusable", " ".join(notes))
     raise AssertionError(f"{row.framework} is {fact.status} and shows none of {row.capabilities}: {notes}")

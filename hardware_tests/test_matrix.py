@@ -7,17 +7,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gpulayer.spec import support
-from gpulayer.spec.support import Accelerator, Framework, JobKind, Row
-from hardware_tests.proof import row_name
+from gpulayer.spec.support import Row
+from hardware_tests.test_gpu_smoke import SMOKE
 
-SMOKE = (
-    support.row(Accelerator.MPS, JobKind.INDEPENDENT, Framework.TORCH),
-    support.row(Accelerator.MPS, JobKind.INDEPENDENT, Framework.MLX),
-    support.row(Accelerator.CUDA, JobKind.INDEPENDENT, Framework.TORCH),
-)
-OTHERS = tuple(row for row in support.matrix() if row.allowed and row not in SMOKE)
+OTHERS = tuple(row for row in support.matrix() if row.allowed and row not in SMOKE.values())
 
 
-@pytest.mark.parametrize("row", OTHERS, ids=row_name)
+@pytest.mark.parametrize("row", OTHERS, ids=lambda row: row.name)
 async def test_row(proven: Callable[[Row], Awaitable[None]], row: Row) -> None:
     await proven(row)

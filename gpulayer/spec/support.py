@@ -50,7 +50,7 @@ class JobKind(enum.StrEnum):
 class Evidence(enum.StrEnum):
     """What a row stands on: a real device, a simulated host in the tests, or nothing yet.
 
-    `hardware` needs the file that `Row.evidence_file` names, written by a real run.
+    `hardware` needs a file that a real run wrote: `hardware_tests/evidence/<machine>/<Row.name>.json`.
     """
 
     HARDWARE = "hardware"
@@ -181,6 +181,14 @@ DISTRIBUTED_MPS = (
     "collective backend for MPS. Declare independent jobs, or `accelerator: cpu` with `backend: gloo`: it runs on Macs"
 )
 
+# What real devices have run: a test holds these against the files of evidence.
+_PROVEN: dict[Accelerator, frozenset[Framework | None]] = {
+    Accelerator.CUDA: frozenset({Framework.TORCH, None}),
+    Accelerator.MPS: frozenset(),
+    Accelerator.ROCM: frozenset(),
+    Accelerator.CPU: frozenset({Framework.TORCH, Framework.MLX, None}),
+}
+
 # What machines of the simulated fleet in the tests take.
 _SIMULATED: dict[Accelerator, frozenset[Framework | None]] = {
     Accelerator.CUDA: frozenset({*Framework, None}),
@@ -203,9 +211,9 @@ class Row:
     evidence: Evidence
 
     @property
-    def evidence_file(self) -> str:
-        """Where a real run writes the proof of this row, from the project's root."""
-        return f"hardware_tests/evidence/{self.accelerator}-{self.kind}-{self.framework or 'none'}.json"
+    def name(self) -> str:
+        """Name the row, as files of evidence and tests do: `cuda-independent-torch`."""
+        return f"{self.accelerator}-{self.kind}-{self.framework or 'none'}"
 
 
 def demanded(framework: Framework | None, accelerator: Accelerator) -> tuple[str, ...]:
@@ -240,7 +248,11 @@ def _judge(accelerator: Accelerator, kind: JobKind, framework: Framework | None)
 
 def _row(accelerator: Accelerator, kind: JobKind, framework: Framework | None) -> Row:
     allowed, why = _judge(accelerator, kind, framework)
-    simulated = allowed and kind is JobKind.INDEPENDENT and framework in _SIMULATED[accelerator]
+    evidence = Evidence.NONE
+    if kind is JobKind.INDEPENDENT and framework in _PROVEN[accelerator]:
+        evidence = Evidence.HARDWARE
+    elif kind is JobKind.INDEPENDENT and framework in _SIMULATED[accelerator]:
+        evidence = Evidence.SIMULATED
     return Row(
         accelerator=accelerator,
         kind=kind,
@@ -248,7 +260,7 @@ def _row(accelerator: Accelerator, kind: JobKind, framework: Framework | None) -
         allowed=allowed,
         why=why,
         capabilities=demanded(framework, accelerator) if allowed else (),
-        evidence=Evidence.SIMULATED if simulated else Evidence.NONE,
+        evidence=evidence,
     )
 
 
