@@ -27,6 +27,7 @@ from hardware_tests.ssh import Reached, ssh_host
 
 PROGRAMS: Final = Path(__file__).parent / "programs"
 SIZE: Final = 512
+TOLD: Final = ("GPULAYER_ACCELERATOR", "GPULAYER_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 _WRONG: Final = {"cuda_wrong_result", "mps_wrong_result", "mlx_wrong_result", "cpu_fallback_suspected"}
 
@@ -94,7 +95,7 @@ async def prove(row: Row, test: str, folder: Path) -> None:
             done = await run_jobs(reached, row, devices, folder, evidence)
         virtual = any(device.virtual for device in devices)
         for job, device in done:
-            _check(row, job, device)
+            check(row, job, device)
         evidence.outcome = VIRTUAL if virtual else HARDWARE
 
 
@@ -178,14 +179,18 @@ async def run_jobs(
     return done
 
 
+def program(row: Row) -> str:
+    """Return the name of the program that a row's jobs run: a framework's, else the accelerator's own."""
+    return f"{row.framework}_product.py" if row.framework else f"plain_{row.accelerator}.py"
+
+
 def _job(name: str, row: Row) -> gpulayer.JobSpec:
-    program = f"{row.framework}_product.py" if row.framework else f"plain_{row.accelerator}.py"
     kind = gpulayer.DistributedJob if row.kind is JobKind.DISTRIBUTED else gpulayer.IndependentJob
     return kind(
         name=name,
         accelerator=row.accelerator,
         framework=row.framework,
-        command=("python", program),
+        command=("python", program(row)),
         env={"PROOF": name},
         workdir=PROGRAMS,
         outputs=("result.json",),
@@ -202,12 +207,13 @@ def _expect_placed(plan: Plan) -> None:
     assert len(placed) == len(set(placed)), f"two jobs on one device: {placed}"
 
 
-def _check(row: Row, job: Done, device: Device) -> None:
+def check(row: Row, job: Done, device: Device) -> None:
     """Hold a job to its device: what it was told, which device it saw, and that every number is right."""
     assert job.result is not None, job.output
     assert job.result["wrong_rows"] == 0, f"{device.id} computed {job.result['wrong_rows']} wrong rows of {SIZE}"
     assert job.result["size"] == SIZE
     told = job.result["environment"]
+    assert told.keys() == set(TOLD)
     assert told["GPULAYER_ACCELERATOR"] == row.accelerator
     if row.accelerator is Accelerator.CPU:
         assert (told["GPULAYER_DEVICES"], told["CUDA_VISIBLE_DEVICES"]) == ("", "")

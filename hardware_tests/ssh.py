@@ -35,14 +35,18 @@ class Reached:
     server: str
 
 
+def which_sshd() -> str | None:
+    """Return the path of the machine's sshd."""
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
 @contextmanager
 def ssh_host(folder: Path) -> Iterator[Reached]:
     """Serve this machine for as long as the block lasts. Nothing of it is changed: all files lie in `folder`.
 
     The jobs' interpreter is the one that runs now; the home is the user's own, where frameworks may be installed.
     """
-    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    with _sshd() if found else _asyncssh_server(folder) as (host, known_hosts, server):
+    with _sshd() if which_sshd() else _asyncssh_server(folder) as (host, known_hosts, server):
         here = replace(
             host, python=sys.executable, state_dir=str(folder / "state"), lease_dir=str(folder / "leases")
         )  # fmt: skip

@@ -186,7 +186,7 @@ _PROVEN: dict[Accelerator, frozenset[Framework | None]] = {
     Accelerator.CUDA: frozenset({Framework.TORCH, None}),
     Accelerator.MPS: frozenset(),
     Accelerator.ROCM: frozenset(),
-    Accelerator.CPU: frozenset({Framework.TORCH, Framework.MLX, None}),
+    Accelerator.CPU: frozenset({*Framework, None}),
 }
 
 # What machines of the simulated fleet in the tests take.
