@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 
-from gpulayer.remote.wire import RequestError
+from gpulayer.remote.wire import FULL, RequestError, refusal
 
 _SHARED_MODE = 0o1777  # everybody may make files, nobody may remove another user's
 _SELF_TEST_LIMIT = 3.0  # seconds; flock on a sick network mount hangs in a way that no signal ends
@@ -33,7 +33,8 @@ def state_folder(wanted: str | None) -> str:
     """Return this host's own state folder, made where it is missing, mode 0700.
 
     `wanted` (a path, `~` allowed) is the only candidate where it is given. A home may be shared by many hosts, hence a
-    folder for each host below it. Raises RequestError `no_state_dir` with the reason of every candidate.
+    folder for each host below it. The folder that holds this host's runs is never left for another. Raises
+    RequestError `no_state_dir` with the reason of every candidate, and `disk` where there is no room to make it.
     """
     home = os.path.expanduser("~")
     if wanted is not None:
@@ -46,11 +47,22 @@ def state_folder(wanted: str | None) -> str:
             base = os.path.join(home, ".local", "state")
         candidates = [os.path.join(base, "gpulayer"), _temporary()]
     reasons = []
-    for candidate in candidates:
+    known = [candidate for candidate in candidates if _has_state(candidate)]
+    for candidate in known or candidates:
         try:
             return _usable(candidate)
-        except (OSError, _UnusableError) as error:
+        except OSError as error:
+            if error.errno in FULL:
+                raise refusal(error) from None
             reasons.append(f"{candidate}: {error}")
+        except _UnusableError as error:
+            reasons.append(f"{candidate}: {error}")
+    if known:
+        raise RequestError(
+            "no_state_dir",
+            "the folder that holds the runs of this host cannot be used: " + "; ".join(reasons),
+            fix="mend it: in another folder nothing would be known of them, and they could be run again",
+        )
     raise RequestError(
         "no_state_dir",
         "no folder for GPUlayer's state can be used: " + "; ".join(reasons),
@@ -191,6 +203,9 @@ def _self_test(folder: str) -> None:
     if child == 0:
         try:
             os._exit(_try_locks(folder))
+        except OSError as error:
+            # Nothing can be proven while the disk is full; what is asked of this host may still be answered.
+            os._exit(0 if error.errno in FULL else 1)
         except BaseException:  # noqa: BLE001  # the parent sees the status; nothing of the child may live on
             os._exit(1)
     give_up = time.monotonic() + _SELF_TEST_LIMIT
@@ -222,6 +237,14 @@ def _try_locks(folder: str) -> int:
     finally:
         os.unlink(path)
     return 1
+
+
+def _has_state(root: str) -> bool:
+    """Whether this host's runs were kept below `root`; only this user's own folder counts."""
+    folder = os.path.join(root, _machine())
+    with contextlib.suppress(OSError):
+        return os.lstat(folder).st_uid == os.geteuid() and os.path.isdir(os.path.join(folder, "runs"))
+    return False
 
 
 def _shared(path: str) -> str:

@@ -73,21 +73,22 @@ def launch(
             answer({"ok": True, "new": False, "state": settled(run) if lock is None else settle(run, lock)})
             return
         failpoint("claimed")
+        run.set_aside()
         code = hold(state_folder)
         leases = _admit(run, spec, state_folder, lease_folder)
         supervisor = _supervisor(run, spec, lock, _look(spec, leases))
         records.replace(run.spec, spec)
         failpoint("spec-written")
-    except RequestError as error:
-        answer({"error": error.header()})
-        return
-    except OSError as error:
-        answer({"error": refusal(error).header()})
+    except (RequestError, OSError) as error:
+        if not run.exists():
+            run.free_reserve()
+        answer({"error": (error if isinstance(error, RequestError) else refusal(error)).header()})
         return
     try:
         supervisor.start(spec, secrets, Blobs(state_folder), umask, leases=leases, code=code)
     except OSError as error:
         if not run.exists():
+            run.free_reserve()
             answer({"error": refusal(error).header()})
             return
         supervisor.fail(f"the host could not start it: {error}")

@@ -101,8 +101,13 @@ def _is_newer(found: object, schema: str) -> bool:
 def _written(path: str, record: dict[str, Any]) -> str:
     fresh = f"{path}.{os.getpid()}"
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(json.dumps(record, separators=(",", ":")).encode("ascii"))
-        file.flush()
-        durable(descriptor)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            data = memoryview(json.dumps(record, separators=(",", ":")).encode("ascii"))
+            while data:
+                data = data[file.write(data) :]
+            durable(descriptor)
+    except BaseException:
+        os.unlink(fresh)  # on a full disk it would hold what others need
+        raise
     return fresh

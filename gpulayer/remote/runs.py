@@ -15,7 +15,7 @@ import re
 import time
 
 from gpulayer.remote import clock, records, states
-from gpulayer.remote.wire import RequestError
+from gpulayer.remote.wire import FULL, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ CANCEL = "gpulayer.cancel/1"
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _TAIL = 4096
 _MAX_REASON = 2000
+_RESERVE = 64 * 1024  # bytes; a final record has a few
+_CANCELLED_ONFULL_DISK = "cancelled on a full disk"
 
 
 class Run:
@@ -46,6 +48,8 @@ class Run:
         self.record = os.path.join(self.folder, "state.json")
         self.exit = os.path.join(self.folder, "exit.json")
         self.cancel = os.path.join(self.folder, "cancel.json")
+        self.spare_cancel = os.path.join(self.folder, "cancel.spare")
+        self.reserve = os.path.join(self.folder, "reserve")
         self.diary = os.path.join(self.folder, "supervisor.log")
         self.log = os.path.join(self.folder, "output.log")
         self.work = os.path.join(self.folder, "work")
@@ -126,9 +130,30 @@ class Run:
         except (records.DamagedError, RequestError):  # damaged, or a newer version's: somebody did want it to end
             return {"grace": None, "by": None}
 
+    def set_aside(self) -> None:
+        """Take what the run's end will need of the disk, before it begins. Raises OSError where there is too little.
+
+        A job may fill the disk: its final record then takes the place of the reserve, and its cancel needs a name only.
+        """
+        with open(os.open(self.reserve, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(os.urandom(_RESERVE))  # what a file system cannot compress
+        records.replace(self.spare_cancel, {"schema": CANCEL, "grace": None, "by": _CANCELLED_ONFULL_DISK})
+
+    def free_reserve(self) -> None:
+        """Give back what was set aside."""
+        for path in (self.reserve, self.spare_cancel):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
     def request_cancel(self, grace: float | None, by: str) -> None:
-        """Leave the marker of a cancel, durably. The first one counts."""
-        records.write_once(self.cancel, {"schema": CANCEL, "grace": grace, "by": by, "at": clock.stamp()})
+        """Leave the marker of a cancel, durably. The first one counts. On a full disk it is the one set aside."""
+        try:
+            records.write_once(self.cancel, {"schema": CANCEL, "grace": grace, "by": by, "at": clock.stamp()})
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.link(self.spare_cancel, self.cancel)
 
     def finish(self, state: dict[str, Any], status: str, **outcome: object) -> dict[str, Any]:
         """Write the final record, once, and return the final state: that of an earlier writer if there was one.
@@ -148,7 +173,15 @@ class Run:
         }
         ended = {"session": clock.session_id(), "boot_time": clock.boot_time()}
         record = {"schema": EXIT, "state": final, "ended": ended, "log_tail_sha256": self._tail_hash()}
-        if records.write_once(self.exit, record):
+        try:
+            written = records.write_once(self.exit, record)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.free_reserve()
+            written = records.write_once(self.exit, record)
+        if written:
+            self.free_reserve()
             return final
         return self.final() or final
 

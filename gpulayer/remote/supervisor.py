@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _LOOK = 0.5  # seconds between looks at the cancel marker and the deadline; a signal makes it look at once
 _DRAIN = 5.0  # seconds that what the leader left behind may go on
 _KILLING = 30.0  # seconds after which what does not die of SIGKILL counts as unkillable
+_DISK_PAUSE = 1.0  # seconds until a disk that took no final record is tried again
 _GIVING_BACK = 4.0  # seconds that a driver may take to give a dead process's memory back
 _MAX_REASON = 4096
 
@@ -121,7 +122,7 @@ class Supervisor:
                 self._members()  # learns of those that are about to leave their parents
             if self._watch.step(self._members):
                 self.state["foreign_process"] = self._watch.foreign
-                self._write(self.state["status"])
+                self._note(self.state["status"])
         failpoint("leader-ended")
         unkillable = self._drain()
         status, outcome = self._outcome()
@@ -148,7 +149,7 @@ class Supervisor:
         return _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - clock.boot_time()))
 
     def _stop(self, status: str, grace: float, reason: str | None) -> None:
-        self._write(states.STOPPING)
+        self._note(states.STOPPING)
         failpoint("stopping-written")
         leader = self._leader[0]
         members = self._members()
@@ -202,15 +203,24 @@ class Supervisor:
         else:
             for lease in self._leases:  # before the end can be seen: who sees it may take the device
                 os.close(lease)
-        with contextlib.suppress(FileNotFoundError):
-            log = os.open(self._run.log, os.O_RDONLY | os.O_CLOEXEC)
-            records.durable(log)
-            os.close(log)
-        failpoint("exit-due")
-        self._run.finish(self.state, status, **outcome)
+        while not self._written(status, outcome):
+            self._sleep(_DISK_PAUSE)
         failpoint("exit-written")
         while self._members():  # the devices stay ours until the last one is gone
             self._sleep(_LOOK)
+
+    def _written(self, status: str, outcome: dict[str, object]) -> bool:
+        """Write the final record; False where the disk does not take it now: nobody else knows how the run ended."""
+        try:
+            failpoint("exit-due")
+            with contextlib.suppress(FileNotFoundError):
+                log = os.open(self._run.log, os.O_RDONLY | os.O_CLOEXEC)
+                records.durable(log)
+                os.close(log)
+            self._run.finish(self.state, status, **outcome)
+        except OSError:
+            return not os.path.isdir(self._run.folder)  # where even that is gone there is nobody to be told
+        return True
 
     def _left(self, unkillable: set[int]) -> dict[str, Any]:
         """Return what is left of the run: whether its tree is empty, its devices free, and who still holds what."""
@@ -221,6 +231,11 @@ class Supervisor:
     def _sees_all(self) -> bool:
         """Whether no process can have left the tree unseen."""
         return self._subreaper
+
+    def _note(self, status: str) -> None:
+        """Write what is good to know and not needed: a full disk must not end the supervisor."""
+        with contextlib.suppress(OSError):
+            self._write(status)
 
     def _write(self, status: str) -> None:
         self.state["status"] = states.move(self.state["status"], status)
@@ -287,7 +302,7 @@ class Caretaker(Supervisor):
         super().__init__(run, record, lock)
         self._leader = (record["leader"][0], record["leader"][1])
         self._record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
-        self._write(states.ORPHANED)
+        self._note(states.ORPHANED)
 
     def _leader_ended(self) -> bool:
         return processes.start_of(self._leader[0]) != self._leader[1]

@@ -50,9 +50,13 @@ class RequestError(Exception):
         return {"code": self.code, "message": self.message, "fix": self.fix, **self.fields}
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the operating system says where a disk or a quota is full."""
+
+
 def refusal(error: OSError) -> RequestError:
     """Return the answer for what the host's operating system refused: `disk` where it is full, else `system`."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         return RequestError("disk", f"the host's disk is full: {error}", fix="free some space there")
     return RequestError("system", f"the host refuses: {error}")
 
