@@ -29,11 +29,12 @@ demo: $(VENV)/installed ## run the main job on this machine alone
 	@cd examples/.gpulayer/runs && for band in 1 2 3 4 5 6; do \
 		cat "$$(ls -t band-$$band-*/outputs/band-$$band.txt | head -n 1)"; done
 
-check: setup ## ruff, mypy, the house, what runs on hosts against Python 3.9
+check: setup ## ruff, mypy, the house, the workflows, what runs on hosts against Python 3.9
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_house.py
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.9- $(SHIPPED)
 
 test: setup ## all tests

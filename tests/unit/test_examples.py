@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpulayer.spec.inventory import load_inventory
+from gpulayer.gpu.facts import facts_from_report
+from gpulayer.placement.plan import HostView
+from gpulayer.placement.verdicts import Fits, verdict
+from gpulayer.spec.inventory import Host, load_inventory
 from gpulayer.spec.jobs import load_jobs
+from tests import fleet_folders
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -87,3 +93,30 @@ def test_the_bench_table_lists_every_bench() -> None:
         re.findall(r"^\| `(\w+\.py)`", (ROOT / "bench" / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     )
     assert listed == {path.name for path in (ROOT / "bench").glob("*.py")}
+
+
+APPLE = {"mps_smoke": "smoke.py", "mlx_metal": "product.py"}
+
+
+def fits(example: str, machine: str) -> bool:
+    """Whether an example's job would be placed on a machine of the simulated fleet."""
+    report = json.loads((fleet_folders.HERE / machine / "report.json").read_text(encoding="utf-8"))
+    facts = facts_from_report({**report, "started_at": "2026-11-30T10:00:00Z"})
+    job = load_jobs(ROOT / "examples" / example / "jobs.yaml").jobs["product"]
+    return isinstance(verdict(job, HostView(host=Host(name="machine"), reached=True, facts=facts)), Fits)
+
+
+@pytest.mark.parametrize("example", APPLE)
+def test_the_apple_examples_are_placed_on_macs_that_show_their_framework(example: str) -> None:
+    assert fits(example, "m2-ultra")
+    assert fits(example, "m1") == (example == "mps_smoke")
+    assert not fits(example, "mac-vm")
+    assert not fits(example, "rtx-4090")
+
+
+@pytest.mark.parametrize("example", APPLE)
+def test_the_programs_of_the_apple_examples_compute_rightly_on_a_cpu(example: str, tmp_path: Path) -> None:
+    program = [sys.executable, ROOT / "examples" / example / APPLE[example]]
+    subprocess.run(program, cwd=tmp_path, check=True, env={**os.environ, "GPULAYER_ACCELERATOR": "cpu"})
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert (result["size"], result["wrong"]) == (512, 0)
