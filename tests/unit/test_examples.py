@@ -116,7 +116,7 @@ def test_the_apple_examples_are_placed_on_macs_that_show_their_framework(example
 
 @pytest.mark.parametrize("example", APPLE)
 def test_the_programs_of_the_apple_examples_compute_rightly_on_a_cpu(example: str, tmp_path: Path) -> None:
-    program = [sys.executable, ROOT / "examples" / example / APPLE[example]]
+    program = [sys.executable, str(ROOT / "examples" / example / APPLE[example])]
     subprocess.run(program, cwd=tmp_path, check=True, env={**os.environ, "GPULAYER_ACCELERATOR": "cpu"})
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert (result["size"], result["wrong"]) == (512, 0)
