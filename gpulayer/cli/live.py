@@ -7,7 +7,7 @@ import contextlib
 import signal
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
-from gpulayer.cli.leftovers import is_clean, left_words, process_words
+from gpulayer.cli.leftovers import host_words, is_clean, left_words
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import many, size, table
 from gpulayer.cli.terminal import JobOutput
@@ -154,10 +154,8 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
     match event.event:
         case events.LOG_REPLACED:
             yield f"{event.job}: its log on {event.host} is not the one that was followed; it begins anew", "warn"
-        case events.FOREIGN_PROCESS:
-            for process in detail["processes"]:
-                who = process_words(process)
-                yield f"{event.job}: {who} uses {process['device']} beside it; GPUlayer did not start it", "warn"
+        case events.FOREIGN_PROCESS | events.LOG_DROPPED:
+            yield host_words(event), "warn"
         case events.LINK_LOST:
             yield f"{detail['error']}\n  the jobs there go on; trying again", "warn"
         case events.LINK_BACK:

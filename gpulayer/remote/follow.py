@@ -42,7 +42,7 @@ def follow(
         raise removed(run)
     log = os.open(run.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
     try:
-        _check_tail(log, offset, tail)
+        _check_tail(log, offset, tail, state.get("log_hole"))
         begun = heard = looked = time.monotonic()
         sign = None
         while True:
@@ -56,22 +56,35 @@ def follow(
                     yield {"state": state}, b""
             # The state is read before the log: a final state then comes after all that belongs to it.
             final = state["status"] in states.FINAL
-            end = state["log_size"] if final else os.fstat(log).st_size
-            if end > offset:
-                data = os.pread(log, min(end - offset, _CHUNK), offset)
-                if data:
-                    yield {"off": offset}, data
-                    offset += len(data)
-                    heard = now
-                    continue
-            if final:
+            header, data, after = _next(log, offset, state, final=final)
+            if header is not None:
+                if data and _sign(run) != sign:
+                    continue  # what was just read may have been dropped: the new state tells
+                yield header, data
+                offset, heard = after, now
+            elif final:
                 return {"state": state}
-            yield _pause(now, begun, heard)
+            else:
+                yield _pause(now, begun, heard)
     finally:
         os.close(log)
 
 
-def _check_tail(log: int, offset: int, tail: dict[str, Any] | None) -> None:
+def _next(log: int, offset: int, state: dict[str, Any], *, final: bool) -> tuple[dict[str, Any] | None, bytes, int]:
+    """Return the next frame of a log and where it ends: bytes or the hole that lies there; None where nothing does."""
+    hole = state.get("log_hole")
+    if hole and hole[0] <= offset < hole[1]:
+        return {"off": offset, "hole": hole[1] - offset}, b"", hole[1]
+    end = state["log_size"] if final else os.fstat(log).st_size
+    if hole and offset < hole[0]:
+        end = min(end, hole[0])
+    data = os.pread(log, min(end - offset, _CHUNK), offset) if end > offset else b""
+    return ({"off": offset} if data else None), data, offset + len(data)
+
+
+def _check_tail(log: int, offset: int, tail: dict[str, Any] | None, hole: tuple[int, int] | None) -> None:
+    if tail is not None and hole and offset - int(tail["bytes"]) < hole[1] and offset > hole[0]:
+        return  # of what was dropped nothing is left to compare with
     if tail is None:
         have, digest = 0, hashlib.sha256().hexdigest()
     else:

@@ -11,6 +11,7 @@ from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
 from gpulayer.remote.garbage import hold
 from gpulayer.remote.leases import Leases
+from gpulayer.remote.logcap import LIMIT
 from gpulayer.remote.occupants import RUN_ID, look, others, words
 from gpulayer.remote.runs import Run
 from gpulayer.remote.settling import live_state, settle, settled
@@ -50,6 +51,8 @@ def check(spec: dict[str, Any], secrets: object) -> dict[str, str]:
         raise RequestError("request", "launch: a list or map of the spec holds something else than texts")
     if spec["schema"] != runs.SPEC or not isinstance(secrets, dict) or set(secrets) != set(spec["secrets"]):
         raise RequestError("request", "launch: the payload does not hold exactly the spec's secrets")
+    if not isinstance(spec.get("log_bytes"), (int, type(None))):
+        raise RequestError("request", "launch: 'log_bytes' of the spec is no number of bytes")
     if spec["slots"] is None and not spec["devices"]:
         raise RequestError("request", "launch: the spec asks for neither a device nor a CPU slot")
     return secrets
@@ -186,8 +189,10 @@ def _memory_available() -> int | None:
 
 
 def _supervisor(run: Run, spec: dict[str, Any], lock: int, sight: Sight) -> Supervisor:
-    timeout = spec["timeout"]
+    timeout, limit = spec["timeout"], spec.get("log_bytes") or LIMIT
     deadline = None if timeout is None else clock.boot_time() + timeout
-    record = runs.new_record(runs.first_state(spec), deadline=deadline, grace=spec["grace"], sight=sight)
+    record = runs.new_record(
+        runs.first_state(spec), deadline=deadline, grace=spec["grace"], sight=sight, log_limit=limit
+    )
     record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
     return Supervisor(run, record, lock)

@@ -15,6 +15,7 @@ import re
 import time
 
 from gpulayer.remote import clock, records, states
+from gpulayer.remote.logcap import LIMIT
 from gpulayer.remote.wire import FULL, RequestError
 
 TYPE_CHECKING = False
@@ -217,7 +218,7 @@ class Run:
             unknown = {"project": "", "job": self.id, "key": "", "attempt": 0, "host": "", "accelerator": ""}
             spec = {"run": self.id, **unknown, "devices": [], "outputs": [], "grace": 0}
         state = {**first_state(spec), "status": states.RUNNING, "started_at": None}
-        record = new_record(state, deadline=None, grace=spec["grace"], sight={})
+        record = new_record(state, deadline=None, grace=spec["grace"], sight={}, log_limit=LIMIT)
         return {**record, "leader": [0, 0]}
 
     def _tail_hash(self) -> str | None:
@@ -249,15 +250,18 @@ def first_state(spec: dict[str, Any]) -> dict[str, Any]:
         "ended_at": None,
         "log_size": 0,
         "outputs": spec["outputs"],
+        "log_hole": None,
         "foreign_process": None,
         "left": None,
     }
 
 
-def new_record(state: dict[str, Any], *, deadline: float | None, grace: float, sight: dict[str, Any]) -> dict[str, Any]:
+def new_record(
+    state: dict[str, Any], *, deadline: float | None, grace: float, sight: dict[str, Any], log_limit: int
+) -> dict[str, Any]:
     """Return what `state.json` holds: the state, and what only this host needs. `deadline` is in boot time.
 
-    `sight` is what was seen on the run's devices before it started.
+    `sight` is what was seen on the run's devices before it started; `log_limit` is in bytes.
     """
     return {
         "schema": RECORD,
@@ -266,6 +270,7 @@ def new_record(state: dict[str, Any], *, deadline: float | None, grace: float, s
         "deadline": deadline,
         "grace": grace,
         "sight": sight,
+        "log_limit": log_limit,
         "supervisor": None,
         "leader": None,
     }

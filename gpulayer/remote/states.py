@@ -12,10 +12,11 @@ TIMED_OUT = "timed_out"
 CANCELLED = "cancelled"
 FAILED_TO_START = "failed_to_start"
 LOST = "lost"
+LOG_CAPPED = "log_capped"
 ORPHANED = "orphaned"
 UNKNOWN = "unknown"
 
-FINAL: frozenset[str] = frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST})
+FINAL: frozenset[str] = frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST, LOG_CAPPED})
 LIVE: frozenset[str] = frozenset({LAUNCHING, RUNNING, STOPPING, ORPHANED})
 
 LOST_REASONS: frozenset[str] = frozenset({"reboot", "supervisor_died", "never_started"})
@@ -24,16 +25,21 @@ LOST_REASONS: frozenset[str] = frozenset({"reboot", "supervisor_died", "never_st
 MOVES: dict[str, frozenset[str]] = {
     QUEUED: frozenset({LAUNCHING, CANCELLED}),
     LAUNCHING: frozenset({QUEUED, RUNNING, FAILED_TO_START, CANCELLED, LOST, UNKNOWN}),
-    RUNNING: frozenset({STOPPING, EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST, ORPHANED, UNKNOWN}),
-    STOPPING: frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, LOST, ORPHANED, UNKNOWN}),
-    ORPHANED: frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, LOST, UNKNOWN}),
-    UNKNOWN: frozenset({RUNNING, STOPPING, ORPHANED, EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST}),
+    RUNNING: frozenset(
+        {STOPPING, EXITED, SIGNALED, TIMED_OUT, CANCELLED, LOG_CAPPED, FAILED_TO_START, LOST, ORPHANED, UNKNOWN}
+    ),
+    STOPPING: frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, LOG_CAPPED, LOST, ORPHANED, UNKNOWN}),
+    ORPHANED: frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, LOG_CAPPED, LOST, UNKNOWN}),
+    UNKNOWN: frozenset(
+        {RUNNING, STOPPING, ORPHANED, EXITED, SIGNALED, TIMED_OUT, CANCELLED, LOG_CAPPED, FAILED_TO_START, LOST}
+    ),
     EXITED: frozenset(),
     SIGNALED: frozenset(),
     TIMED_OUT: frozenset(),
     CANCELLED: frozenset(),
     FAILED_TO_START: frozenset(),
     LOST: frozenset(),
+    LOG_CAPPED: frozenset(),
 }
 
 

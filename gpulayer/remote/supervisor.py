@@ -19,16 +19,19 @@ import time
 from gpulayer.remote import clock, job, processes, records, states
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
+from gpulayer.remote.logcap import LIMIT, LogCap
 from gpulayer.remote.occupants import Watch
 from gpulayer.remote.remains import orphans
 from gpulayer.remote.runs import Run
+from gpulayer.remote.wire import FULL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
-_LOOK = 0.5  # seconds between looks at the cancel marker and the deadline; a signal makes it look at once
+_LOOK = 0.5  # seconds between looks at marker, deadline and log; a signal makes it look at once
+_QUICK_LOOK = 0.1  # the same while a log grows fast
 _DRAIN = 5.0  # seconds that what the leader left behind may go on
 _KILLING = 30.0  # seconds after which what does not die of SIGKILL counts as unkillable
 _DISK_PAUSE = 1.0  # seconds until a disk that took no final record is tried again
@@ -52,6 +55,8 @@ class Supervisor:
         self._subreaper = processes.become_subreaper()
         self._known: dict[int, int] = {}
         self._watch = Watch(self.state["devices"], run.id, record.get("sight", {}))
+        self._cap = LogCap(run.log, record.get("log_limit", LIMIT), self.state.get("log_hole"))
+        self._uncapped: OSError | None = None
         self.state["foreign_process"] = self._watch.foreign
         self._wakeup, self._alarm = os.pipe()
         for end in (self._wakeup, self._alarm):
@@ -141,12 +146,16 @@ class Supervisor:
         deadline = self._record["deadline"]
         if deadline is not None and clock.boot_time() >= deadline:
             return states.TIMED_OUT, self._record["grace"], None
+        if self._uncapped is not None:
+            why = f"its output is too long for the disk, and its middle cannot be dropped: {self._uncapped}"
+            return states.LOG_CAPPED, self._record["grace"], why
         return None
 
     def _patience(self) -> float:
         """Return the seconds until the marker or the deadline is looked at again."""
+        look = _QUICK_LOOK if self._cap.fast else _LOOK
         deadline = self._record["deadline"]
-        return _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - clock.boot_time()))
+        return look if deadline is None else min(look, max(0.0, deadline - clock.boot_time()))
 
     def _stop(self, status: str, grace: float, reason: str | None) -> None:
         self._note(states.STOPPING)
@@ -247,6 +256,24 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup, 4096)
         self._reap()
+        self._trim_log()
+
+    def _trim_log(self) -> None:
+        """Drop the middle of a log that takes too much of the disk. Said first: nobody takes zeros for output."""
+        hole = self._cap.due()
+        if hole is None or self._uncapped is not None:
+            return
+        try:
+            self.state["log_hole"] = hole
+            self._write(self.state["status"])
+            self._cap.punch(hole)
+        except OSError as error:
+            self.state["log_hole"] = self._cap.hole
+            if error.errno not in FULL:
+                self._uncapped = error
+            self._note(self.state["status"])
+        else:
+            self._cap.hole = hole
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

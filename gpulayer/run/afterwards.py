@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from gpulayer.fleet.session import AgentError, Fleet, Session
 from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
 from gpulayer.run.cancels import SENT, WAITS, deliver, here, send
-from gpulayer.run.events import OUTPUT, Event, now, status_event
+from gpulayer.run.events import LOG_DROPPED, OUTPUT, Event, now, status_event
 from gpulayer.run.executor import report_summary
 from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.replies import Reader, run_state
@@ -200,7 +201,21 @@ class Afterwards:
         if not path.exists():
             return
         with path.open("rb") as file:
-            while data := file.read(CHUNK):
+            holes = self.store.dropped(run.run)
+            while True:
+                start, length = next((hole for hole in holes if sum(hole) > offset), (sys.maxsize, 0))
+                if start <= offset:
+                    self.reporter.channel.put(
+                        Event(
+                            event=LOG_DROPPED, at=now(), job=run.job, run=run.run, host=run.host or None,
+                            detail={"offset": offset, "bytes": start + length - offset},
+                        )
+                    )  # fmt: skip
+                    offset = file.seek(start + length)
+                    continue
+                data = file.read(min(CHUNK, start - offset))
+                if not data:
+                    break
                 await self.reporter.channel.put_output(
                     Event(
                         event=OUTPUT, at=now(), job=run.job, run=run.run, host=run.host or None, data=data,

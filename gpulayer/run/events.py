@@ -17,6 +17,7 @@ LAUNCHED = "launched"
 FOREIGN_PROCESS = "foreign_process"
 OUTPUT = "output"
 LOG_REPLACED = "log_replaced"
+LOG_DROPPED = "log_dropped"
 LINK_LOST = "link_lost"
 LINK_BACK = "link_back"
 SYNCING = "syncing"
@@ -28,8 +29,8 @@ SUMMARY = "summary"
 
 STATUSES: Final = frozenset(states.MOVES)
 EVENTS: Final = STATUSES | {
-    LAUNCHED, FOREIGN_PROCESS, OUTPUT, LOG_REPLACED, LINK_LOST, LINK_BACK, SYNCING, SYNCED, FETCHING, FETCHED, WARNING,
-    SUMMARY,
+    LAUNCHED, FOREIGN_PROCESS, OUTPUT, LOG_REPLACED, LOG_DROPPED, LINK_LOST, LINK_BACK, SYNCING, SYNCED, FETCHING,
+    FETCHED, WARNING, SUMMARY,
 }  # fmt: skip
 
 
@@ -43,6 +44,7 @@ class Event:
       had succeeded before has `up_to_date`, one of which its host tells has `foreign_process` and `left`
     - `foreign_process`: `processes` of others that use the run's devices beside it
     - `launched`: `new` (false: the host had it already); `log_replaced`: `offset` at which the log begins anew
+    - `log_dropped`: `offset` and `bytes` of the output that the host dropped, because its disk would have been filled
     - `output`: `offset` in the run's log; the bytes themselves are `data`
     - `link_lost`: `error`; `link_back`: nothing (both are about a host, not a job)
     - `syncing`, `fetching`: `bytes` so far and `total` (None: not known); for display, not recorded

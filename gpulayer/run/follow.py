@@ -24,6 +24,7 @@ from gpulayer.run.events import (
     FOREIGN_PROCESS,
     LINK_BACK,
     LINK_LOST,
+    LOG_DROPPED,
     LOG_REPLACED,
     OUTPUT,
     WARNING,
@@ -287,6 +288,16 @@ class Follower:
                 continue
             if reader.number("off") != offset:
                 raise reader.bad("off")
+            if reader.get("hole") is not None:
+                dropped = reader.number("hole")
+                self.reporter.say(
+                    Event(
+                        event=LOG_DROPPED, at=now(), job=run.job, run=run.run, host=run.host,
+                        detail={"offset": offset, "bytes": dropped},
+                    )
+                )  # fmt: skip
+                offset += dropped
+                continue
             write_at(path, offset, frame.payload)
             await self.reporter.channel.put_output(
                 Event(

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 from gpulayer.errors import StateError
 from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
-from gpulayer.run.events import Event
+from gpulayer.run.events import LOG_DROPPED, Event
 from gpulayer.run.paths import Paths
 
 APPLICATION: Final = 0x47504C59  # "GPLY": tells our database from any other SQLite file
@@ -248,6 +248,15 @@ class Store:
             {"at": at, "event": event, "job": job, "run": run, "host": host, **json.loads(detail)}
             for at, event, job, run, host, detail in rows
         ]
+
+    def dropped(self, run: str) -> list[tuple[int, int]]:
+        """Return what hosts dropped of a run's log before it came here, as (offset, bytes), by offset."""
+        with _reported(self._path):
+            rows = self._connection.execute(
+                "SELECT detail FROM events WHERE run = ? AND event = ?", (run, LOG_DROPPED)
+            ).fetchall()
+        details = [json.loads(detail) for (detail,) in rows]
+        return sorted({(detail["offset"], detail["bytes"]) for detail in details})
 
     def changed(self) -> bool:
         """Tell whether another process has written since the last call; cheap."""
