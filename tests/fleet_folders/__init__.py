@@ -42,7 +42,11 @@ def recording(folder: Path) -> dict[str, Any]:
 
 def ask(folder: Path) -> Found:
     """Probe the machine in `folder` for everything; whatever it does not answer is not there."""
-    told = recording(folder)
+    return ask_recorded(recording(folder))
+
+
+def ask_recorded(told: dict[str, Any]) -> Found:
+    """Probe the machine of a recording."""
     asked: dict[str, bool] = {}
 
     class Machine(_Listening, Recorded, System):

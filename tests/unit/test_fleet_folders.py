@@ -128,3 +128,26 @@ def test_the_folder_says_where_it_comes_from(folder: Path) -> None:
 
 def test_every_promised_machine_has_its_folder() -> None:
     assert {folder.name for folder in FOLDERS} >= PROMISED
+
+
+def test_the_report_of_the_largest_host_is_small() -> None:
+    """Eight A100, each in seven instances: nothing has more devices."""
+    told = fleet_folders.recording(fleet_folders.HERE / "a100-mig")
+    (only,) = (line[1] for line in told["children"]["nvml_child"] if line[0] == "gpu:0")
+    gpus = [
+        {
+            **only,
+            "uuid": f"GPU-aaaaaaaa-0000-4000-8000-00000000000{gpu}",
+            "pci": f"00000000:0{gpu + 1}:00.0",
+            "instances": [
+                {**only["instances"][0], "uuid": f"MIG-aaaaaaaa-0000-4000-8000-00000000{gpu}00{part}"}
+                for part in range(7)
+            ],
+        }
+        for gpu in range(8)
+    ]
+    lines = [["init", 0], ["driver", "550.90.07"], *([f"gpu:{place}", gpu] for place, gpu in enumerate(gpus))]
+    told["children"]["nvml_child"] = [*lines, ["done", True]]
+    report = fleet_folders.ask_recorded(told).report
+    assert len([device for device in report["devices"] if device["accelerator"] == "cuda"]) >= 8 * 7
+    assert len(json.dumps(report)) < REPORT_LIMIT
