@@ -15,12 +15,11 @@ from gpulayer.errors import ExitCode, UsageError
 from gpulayer.fleet.session import Fleet
 from gpulayer.placement.plan import Action, Plan
 from gpulayer.run import api
+from gpulayer.run.apply import STARTS
 from gpulayer.run.paths import Paths, find_folder
 from gpulayer.run.work import exit_code_of_plan
 from gpulayer.spec.inventory import Inventory
 from gpulayer.spec.jobs import JobSet
-
-STARTS = frozenset({Action.RUN, Action.QUEUE, Action.RETRY})
 
 
 def apply(args: argparse.Namespace, screen: Screen) -> int:

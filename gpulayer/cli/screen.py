@@ -95,7 +95,9 @@ class Screen:
         width = shutil.get_terminal_size().columns
         if not self.terminal or len(text) < width:
             return text
-        return "\n".join(textwrap.wrap(text, width - 1, subsequent_indent=indent, break_long_words=False))
+        return "\n".join(
+            textwrap.wrap(text, width - 1, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        )
 
     def paint(self, text: str, style: str) -> str:
         """Return our own text in a style where stdout shows colours."""

@@ -54,7 +54,7 @@ def show_holders(screen: Screen, views: Sequence[HostView]) -> None:
             _device(device),
             view.holders.get(device.id, "free")
             if device.accelerator != "cpu"
-            else f"{view.slots_held} of {view.host.max_jobs or view.facts.cpu_logical or 'unknown'} slots taken",
+            else f"{view.slots_held} of {view.slots} slots taken",
         )
         for view in views
         if view.facts is not None

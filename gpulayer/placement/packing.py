@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from gpulayer.placement.matching import Match, Matcher
 from gpulayer.placement.plan import HostView, Placement
-from gpulayer.placement.rules import Site, memory_taken
+from gpulayer.placement.rules import Site, cpus_taken, memory_taken
 from gpulayer.placement.verdicts import Option
 from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
@@ -256,13 +256,12 @@ class Packing:
         self.forgo(job.name)
         index = self._index[placement.host]
         machine, site = self._machines[index], self._matcher.match(job).sites[index]
-        is_cpu = accelerator is Accelerator.CPU
         taken = _Taken(
             machine=machine,
             devices=placement.devices,
-            cpus=job.resources.cpus or (1 if is_cpu else 0),
+            cpus=cpus_taken(job, accelerator),
             memory=memory_taken(job, accelerator, site) if site else 0,
-            slots=1 if is_cpu else 0,
+            slots=1 if accelerator is Accelerator.CPU else 0,
         )
         self._taken[job.name] = taken
         machine.ours.update(placement.devices)

@@ -123,6 +123,11 @@ class HostView:
     slots_held: int = 0
     runs: tuple[KnownRun, ...] = ()
 
+    @property
+    def slots(self) -> int:
+        """How many CPU jobs the host takes at once: `max_jobs`, else its logical CPUs, else one."""
+        return self.host.max_jobs or (self.facts.cpu_logical if self.facts else None) or 1
+
     def seen_by(self, python: str | None) -> HostFacts | None:
         """Return the facts as an interpreter sees them that a job names; None is the inventory's.
 

@@ -36,7 +36,7 @@ class Site:
 
     `devices` are by accelerator, a GPU that is split (MIG) as its parts; there is always a CPU. `memory` is what
     processes can get: the host's, or its limit where that is lower (bytes, None: unknown). `slots` is how many CPU
-    jobs the host takes at once: `max_jobs`, else its logical CPUs, else one.
+    jobs the host takes at once (`HostView.slots`).
     """
 
     host: Host
@@ -66,7 +66,7 @@ def site_of(view: HostView, python: str | None = None) -> Site | None:
         facts=facts,
         devices=devices,
         memory=min(known, default=None),
-        slots=view.host.max_jobs or facts.cpu_logical or 1,
+        slots=view.slots,
     )
 
 
@@ -80,6 +80,11 @@ def gpus_of(job: JobSpec, accelerator: Accelerator) -> int:
     if job.resources.gpus is not None:
         return job.resources.gpus
     return 0 if accelerator is Accelerator.CPU else 1
+
+
+def cpus_taken(job: JobSpec, accelerator: Accelerator) -> int:
+    """Return how many logical CPUs a job is counted with: one for a CPU job that does not say."""
+    return job.resources.cpus or (1 if accelerator is Accelerator.CPU else 0)
 
 
 def memory_taken(job: JobSpec, accelerator: Accelerator, site: Site) -> int:

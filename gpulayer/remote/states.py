@@ -19,8 +19,6 @@ UNKNOWN = "unknown"
 FINAL: frozenset[str] = frozenset({EXITED, SIGNALED, TIMED_OUT, CANCELLED, FAILED_TO_START, LOST, LOG_CAPPED})
 LIVE: frozenset[str] = frozenset({LAUNCHING, RUNNING, STOPPING, ORPHANED})
 
-LOST_REASONS: frozenset[str] = frozenset({"reboot", "supervisor_died", "never_started"})
-
 # A host that does not answer makes any status that is not final `unknown`; asking it again settles that.
 MOVES: dict[str, frozenset[str]] = {
     QUEUED: frozenset({LAUNCHING, CANCELLED}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from gpulayer.run import afterwards, garbage, planning
 from gpulayer.run.afterwards import Afterwards, runs_of
 from gpulayer.run.apply import Scene, carry_out, go_on, stream
 from gpulayer.run.events import Event
-from gpulayer.run.follow import PATIENCE
+from gpulayer.run.follow import PATIENCE, Reporter
 from gpulayer.run.garbage import Garbage
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, Surveyed, survey, views_from_fleet
@@ -118,7 +118,7 @@ async def plan_against(
     return planning.decide(jobs, stand_in, views, code, retry_failed=retry_failed, applicable=False)
 
 
-async def apply(
+def apply(
     plan: Plan,
     jobs: JobSet,
     inventory: Inventory,
@@ -136,25 +136,18 @@ async def apply(
     task that reads it, detaches: what was launched goes on. A host that is silent for `patience` seconds is given up:
     its runs are `unknown`. Raises UsageError (a secret is not set, the plan is not applicable) and StalePlanError.
     """
-    async with connected(inventory, options, fleet) as reached:
-        with Store.open(jobs.folder) as store:
-            events = stream(
-                store,
-                lambda reporter: carry_out(
-                    Scene(
-                        jobs=jobs, inventory=inventory, fleet=reached, store=store, reporter=reporter,
-                        detach=detach, patience=patience,
-                    ),
-                    plan,
-                    partial=partial,
-                ),
-            )  # fmt: skip
-            async with aclosing(events):
-                async for event in events:
-                    yield event
+
+    async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
+        scene = Scene(
+            jobs=jobs, inventory=inventory, fleet=reached, store=store, reporter=reporter,
+            detach=detach, patience=patience,
+        )  # fmt: skip
+        await carry_out(scene, plan, partial=partial)
+
+    return _events(jobs.folder, inventory, options, fleet, act)
 
 
-async def attach(
+def attach(
     jobs: JobSet,
     inventory: Inventory,
     plan: Plan | None,
@@ -169,21 +162,15 @@ async def attach(
     Events and their end as of `apply`. Where documents or code have changed since the plan was made, what runs is
     followed, nothing is started, and StalePlanError is raised after the summary.
     """
-    async with connected(inventory, options, fleet) as reached:
-        with Store.open(jobs.folder) as store:
-            events = stream(
-                store,
-                lambda reporter: go_on(
-                    Scene(
-                        jobs=jobs, inventory=inventory, fleet=reached, store=store, reporter=reporter,
-                        detach=detach, patience=patience,
-                    ),
-                    plan,
-                ),
-            )  # fmt: skip
-            async with aclosing(events):
-                async for event in events:
-                    yield event
+
+    async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
+        scene = Scene(
+            jobs=jobs, inventory=inventory, fleet=reached, store=store, reporter=reporter,
+            detach=detach, patience=patience,
+        )  # fmt: skip
+        await go_on(scene, plan)
+
+    return _events(jobs.folder, inventory, options, fleet, act)
 
 
 async def status(
@@ -200,7 +187,7 @@ async def status(
             return await afterwards.status(store, reached, project)
 
 
-async def cancel(
+def cancel(
     folder: Path,
     inventory: Inventory,
     jobs: Sequence[str] | None,
@@ -215,18 +202,14 @@ async def cancel(
 
     `jobs` None means all of `project` that have not ended; `grace` is seconds between TERM and KILL, None the job's.
     """
-    with Store.open(folder) as store:
-        runs = runs_of(store, jobs, project)
-        async with connected(inventory, options, fleet) as reached:
-            events = stream(
-                store, lambda reporter: Afterwards(store, reached, reporter, patience).cancel(runs, grace=grace)
-            )
-            async with aclosing(events):
-                async for event in events:
-                    yield event
+
+    async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
+        await Afterwards(store, reached, reporter, patience).cancel(runs_of(store, jobs, project), grace=grace)
+
+    return _events(folder, inventory, options, fleet, act)
 
 
-async def logs(
+def logs(
     folder: Path,
     inventory: Inventory,
     job: str,
@@ -241,18 +224,15 @@ async def logs(
 
     The last event is the run's status.
     """
-    with Store.open(folder) as store:
+
+    async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
         (run,) = runs_of(store, [job], project)
-        async with connected(inventory, options, fleet) as reached:
-            events = stream(
-                store, lambda reporter: Afterwards(store, reached, reporter, patience).logs(run, follow=follow)
-            )
-            async with aclosing(events):
-                async for event in events:
-                    yield event
+        await Afterwards(store, reached, reporter, patience).logs(run, follow=follow)
+
+    return _events(folder, inventory, options, fleet, act)
 
 
-async def fetch(
+def fetch(
     folder: Path,
     inventory: Inventory,
     job: str,
@@ -263,10 +243,25 @@ async def fetch(
     fleet: Fleet | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Fetch a run's outputs as they are now; yields `fetched`."""
-    with Store.open(folder) as store:
+
+    async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
         (run,) = runs_of(store, [job], project)
+        await Afterwards(store, reached, reporter, patience).fetch(run)
+
+    return _events(folder, inventory, options, fleet, act)
+
+
+async def _events(
+    folder: Path,
+    inventory: Inventory,
+    options: ConnectOptions | None,
+    fleet: Fleet | None,
+    act: Callable[[Store, Fleet, Reporter], Awaitable[None]],
+) -> AsyncGenerator[Event, None]:
+    """Yield what `act` reports, with the folder's store and a fleet that are open for as long as it takes."""
+    with Store.open(folder) as store:
         async with connected(inventory, options, fleet) as reached:
-            events = stream(store, lambda reporter: Afterwards(store, reached, reporter, patience).fetch(run))
+            events = stream(store, lambda reporter: act(store, reached, reporter))
             async with aclosing(events):
                 async for event in events:
                     yield event

@@ -15,6 +15,7 @@ from gpulayer.fleet.session import AgentError, Reply, Session
 from gpulayer.fleet.sync import sync
 from gpulayer.fleet.tree import Tree
 from gpulayer.placement.plan import HostView, KnownRun, Placement
+from gpulayer.placement.rules import size
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import SYNCED, SYNCING, Event, now
 from gpulayer.run.follow import Links, Reporter
@@ -22,7 +23,6 @@ from gpulayer.run.replies import Reader, RunState, run_state
 from gpulayer.spec.jobs import JobSpec, asked_python
 from gpulayer.spec.support import Accelerator
 
-GIB: Final = 2**30
 SPEC_SCHEMA: Final = "gpulayer.spec/1"
 LAUNCH_LIMIT: Final = 60.0  # seconds
 LOCKED: Final = 1.0  # seconds until a launch is sent again that another launch of the same run is in the way of
@@ -82,7 +82,6 @@ def spec_of(
         for name, value in devices[device].select_env.items():
             select.setdefault(name, []).append(value)
     cpu = accelerator is Accelerator.CPU
-    slots = view.host.max_jobs or (facts.cpu_logical if facts else None) or 1
     return {
         "schema": SPEC_SCHEMA,
         "run": run.run,
@@ -94,7 +93,7 @@ def spec_of(
         "accelerator": accelerator.value,
         "devices": list(placement.devices),
         "share": 1,
-        "slots": slots if cpu else None,
+        "slots": view.slots if cpu else None,
         "command": job.command if isinstance(job.command, str) else list(job.command),
         "env": dict(job.env),
         "select_env": {name: _joined(values) for name, values in select.items()},
@@ -116,7 +115,7 @@ def _joined(values: list[str]) -> str:
 
 
 def _bytes(gib: float | None) -> int | None:
-    return None if gib is None else int(gib * GIB)
+    return None if gib is None else size(gib)
 
 
 @dataclass(slots=True, kw_only=True)
