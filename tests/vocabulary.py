@@ -32,9 +32,11 @@ _EACH_FRAMEWORK: tuple[Framework | None, ...] = (*Framework, None)
 # Every enumeration of a schema whose words another place owns: schema, path of the enumeration, words.
 SOURCES: dict[tuple[str, str], tuple[Any, ...]] = {
     ("event", "properties/event"): tuple(EVENTS),
-    ("event", "allOf/0/if/properties/event"): tuple(states.MOVES),
-    ("event", "allOf/10/then/properties/counts/propertyNames"): tuple(Outcome),
-    ("event", "allOf/10/then/properties/exit_code"): tuple(dict.fromkeys(int(code) for code in EXIT_CODES.values())),
+    ("event", "allOf/queued/if/properties/event"): tuple(states.MOVES),
+    ("event", "allOf/summary/then/properties/counts/propertyNames"): tuple(Outcome),
+    ("event", "allOf/summary/then/properties/exit_code"): tuple(
+        dict.fromkeys(int(code) for code in EXIT_CODES.values())
+    ),
     ("inventory", "$defs/host/properties/transport"): (*TransportKind, None),
     ("inventory", "$defs/host/properties/expect/properties/accelerator"): tuple(Accelerator),
     ("jobs", "$defs/accelerator"): tuple(Accelerator),
@@ -68,7 +70,7 @@ SOURCES: dict[tuple[str, str], tuple[Any, ...]] = {
 SPELLED = {
     ("event", "properties/left/properties/tree"),
     ("event", "properties/left/properties/devices/additionalProperties"),
-    ("event", "allOf/6/if/properties/event"),
+    ("event", "allOf/syncing/if/properties/event"),
     ("inventory", "$defs/host/properties/jobs_per_device"),
     ("plan", "$defs/host/properties/doubts/items/properties/health"),
     ("plan", "$defs/refusal/properties/about"),
@@ -92,7 +94,13 @@ def enumerations(node: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from enumerations(value, f"{path}/{key}" if path else key)
     elif isinstance(node, list):
         for place, value in enumerate(node):
-            yield from enumerations(value, f"{path}/{place}")
+            yield from enumerations(value, f"{path}/{_branch(value) or place}")
+
+
+def _branch(node: Any) -> Any:
+    """Return the first event that a branch of `allOf` is for: its place changes with every branch before it."""
+    event = node.get("if", {}).get("properties", {}).get("event", {}) if isinstance(node, dict) else {}
+    return event.get("const") or next(iter(event.get("enum", ())), None)
 
 
 def in_order(words: tuple[Any, ...], present: list[Any]) -> list[Any]:
