@@ -62,7 +62,6 @@ def probe(
         key: inside.values.get(key) for key in ("executable", "real_path", "version", "implementation", "arch")
     }
     host["disk_free_bytes"] = system.disk_free(state_root or os.path.expanduser("~"))
-    host["memory_gb"] = gigabytes(host["memory_bytes"])
     network = _network(inside, notes)
     network["thunderbolt_rdma"] = thunderbolt_rdma(system) if mac else None
     if hidden := [name for name in VISIBILITY if name in system.environ]:
@@ -72,7 +71,7 @@ def probe(
     if mac:
         add_apple_devices(scene)
     else:
-        add_nvidia_devices(scene)
+        add_nvidia_devices(scene, folder=state_root, fresh=fresh)
         add_amd_devices(scene)
     entries, capabilities = add_frameworks(
         frameworks,
@@ -85,6 +84,7 @@ def probe(
     )
     if mac:
         add_wired_limit(scene, sysctl)
+    host["memory_gb"] = gigabytes(host["memory_bytes"])
     scene.devices.append(_cpu(host))
     for device in scene.devices:
         finish_device(device, notes)

@@ -26,6 +26,7 @@ NOTES: Mapping[str, str] = {
     "executorch_not_installed": "info",
     "gpu_arch_unsupported": "warning",
     "gpu_lost": "error",
+    "host_memory_includes_device": "info",
     "hostname_loopback": "info",
     "intel_mac": "info",
     "macos_too_old_for_torch": "warning",

@@ -1,14 +1,17 @@
 """NVIDIA GPUs: NVML in a child first, else nvidia-smi; not both where the driver is in trouble. SHIPPED.
 
-Kinds of memory without a framework: a number is dedicated; no number on a device that is known to share the host's
-memory (by name, ATS or Tegra) is unified; no number on anything else is unknown, since a lost GPU looks the same.
+Kinds of memory: CUDA's driver says whether a device shares the host's (`discovery_cuda`). Where it does not answer a
+number is dedicated; no number on a device that is addressed through ATS, or on a Tegra, is unified; no number on
+anything else is unknown, since a lost GPU looks the same.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gpulayer.gpu.discovery_cuda import CudaDevice, ask_cuda, count_device_memory, pci_address
 from gpulayer.gpu.discovery_notes import Notes
 from gpulayer.gpu.discovery_report import Part, Scene, new_device, size, text
 from gpulayer.gpu.discovery_system import System
@@ -19,7 +22,6 @@ NVIDIA_SMI_LIMIT_S = 20.0
 # What is there once a driver is loaded: bare metal, WSL, Jetson.
 _DRIVER_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
 _TEGRA_SIGNS = ("/etc/nv_tegra_release", "/dev/nvhost-ctrl-gpu")
-_UNIFIED_NAMES = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra|Jetson|nvgpu)\b", re.IGNORECASE)
 
 # On no PATH of a non-interactive session on WSL, nor in some containers.
 _FOLDERS = ("/usr/bin", "/usr/lib/wsl/lib", "/usr/local/nvidia/bin", "/usr/local/cuda/bin")
@@ -89,17 +91,27 @@ class Found(NamedTuple):
     cuda: str | None = None
 
 
-def add_nvidia_devices(scene: Scene) -> None:
-    """Add the CUDA devices in PCI order: GPUs, and in place of a GPU that is in MIG mode its instances."""
-    notes = scene.notes
-    found = find_nvidia(scene.system, notes)
+def add_nvidia_devices(scene: Scene, *, folder: str | None = None, fresh: bool = False) -> None:
+    """Add the CUDA devices in PCI order: GPUs, and in place of a GPU that is in MIG mode its instances.
+
+    What CUDA's driver says is kept in `folder` (None: nowhere), and asked anew where `fresh`.
+    """
+    system, notes, host = scene.system, scene.notes, scene.host
+    found = find_nvidia(system, notes)
+    cuda: tuple[CudaDevice, ...] = ()
+    if found.gpus or _is_tegra(system):
+        known = [host["boot_id"], found.driver, [gpu.own_id for gpu in found.gpus]]
+        cuda = ask_cuda(system, notes, known, folder=folder if host["boot_id"] else None, fresh=fresh)
+        count_device_memory(system, notes, host, cuda)
+    if not found.gpus and cuda:
+        found = Found("cuda", tuple(_from_cuda(device) for device in cuda), None)
     for gpu in sorted(found.gpus, key=lambda gpu: gpu.pci or ""):
         parent = gpu.uuid or gpu.pci
         if gpu.mig:
             count = len(gpu.instances)
             notes.add("mig_enabled", parent or "nvidia", f"The GPU is in MIG mode: {count} instance(s) stand for it.")
         for part in gpu.instances if gpu.mig else (gpu,):
-            scene.devices.append(_device(part, gpu, found, scene))
+            scene.devices.append(_device(part, gpu, found, _told(part, gpu, cuda), scene))
 
 
 def find_nvidia(system: System, notes: Notes) -> Found:
@@ -126,20 +138,43 @@ def compute_processes(system: System) -> dict[str, list[tuple[int, int | None]]]
     return found
 
 
-def _device(part: Gpu, gpu: Gpu, found: Found, scene: Scene) -> Part:
+def _is_tegra(system: System) -> bool:
+    """Say whether this is a Jetson: older ones have neither NVML nor nvidia-smi."""
+    return any(map(system.exists, _TEGRA_SIGNS))
+
+
+def _told(part: Gpu, gpu: Gpu, cuda: Sequence[CudaDevice]) -> CudaDevice | None:
+    """Return what CUDA says of a GPU or MIG instance: the one with its UUID, else the one at a whole GPU's address."""
+    uuid = (part.uuid or "").lower().partition("-")[2]
+    for device in cuda:
+        if uuid and device.uuid == uuid:
+            return device
+    return next((device for device in cuda if part is gpu and gpu.pci and device.pci == gpu.pci), None)
+
+
+def _device(part: Gpu, gpu: Gpu, found: Found, told: CudaDevice | None, scene: Scene) -> Part:
     """Return the entry of one GPU, or of one MIG instance (`part`) of a GPU."""
     host, index = scene.host, len(scene.devices)
     own = part.own_id or f"cuda:{index}"
-    memory, kind, usable, free = part.memory, "dedicated", part.memory, part.free
-    source: str | None = found.source
-    if memory is None:
-        unified = gpu.ats or bool(_UNIFIED_NAMES.search(part.name or "")) or any(map(scene.system.exists, _TEGRA_SIGNS))
-        message = "The driver reports no memory of its own: it is the host's."
-        if not unified:
-            message = "The driver reports no memory, and nothing says that the GPU shares the host's: it is unknown."
+    integrated = told.integrated if told else None
+    if integrated is None and part.memory is None and part is gpu and (gpu.ats or _is_tegra(scene.system)):
+        integrated = True
+    memory, free, source = part.memory, part.free, found.source
+    if memory is None and told and integrated is False:
+        memory, source = told.total, "cuda"
+    usable: int | None = memory
+    if integrated:
+        if memory is not None:
+            message = "The GPU shares the host's memory; the figure that its driver gives is a part set aside of it."
+            scene.notes.add("memory_carveout_ignored", own, message)
+        else:
+            scene.notes.add("memory_not_reported", own, "The driver reports no memory of its own: it is the host's.")
+        memory, free = host["memory_bytes"], host["memory_available_bytes"]
+        usable, source = (told.total if told else None), "cuda"
+    elif memory is None:
+        message = "The driver reports no memory, and nothing says that the GPU shares the host's: it is unknown."
         scene.notes.add("memory_not_reported", own, message)
-        if unified:
-            memory, kind, source, free = host["memory_bytes"], "unified", "host", host["memory_available_bytes"]
+    kind = "unified" if integrated else "dedicated" if memory is not None or part is not gpu else None
     return new_device(
         id=own,
         accelerator="cuda",
@@ -147,15 +182,15 @@ def _device(part: Gpu, gpu: Gpu, found: Found, scene: Scene) -> Part:
         parent_id=None if part is gpu else gpu.uuid,
         name=part.name,
         vendor="NVIDIA",
-        compute_capability=gpu.compute,
+        compute_capability=gpu.compute or (told.compute if told else None),
         uuid=part.uuid,
         pci_bus_id=gpu.pci,
-        memory_kind=kind if memory is not None or part is not gpu else None,
+        memory_kind=kind,
         memory_bytes=memory,
         usable_memory_bytes=usable,
-        usable_source=found.source if usable is not None else None,
+        usable_source=source if usable is not None else None,
         free_memory_bytes=free,
-        free_source=source if free is not None else None,
+        free_source=None if free is None else "host" if integrated else found.source,
         driver_version=found.driver,
         runtime_version=found.cuda,
         select_env={"CUDA_VISIBLE_DEVICES": part.uuid or str(index), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -201,7 +236,7 @@ def _from_nvml(value: Part) -> Gpu:
     return Gpu(
         uuid=_uuid(value.get("uuid")),
         name=text(value.get("name")),
-        pci=_pci(value.get("pci")),
+        pci=pci_address(value.get("pci")),
         memory=size(total),
         free=free if size(total) and isinstance(free, int) and free >= 0 else None,
         compute=_version(value.get("compute")),
@@ -222,6 +257,8 @@ def _processes(listed: Any) -> tuple[tuple[int, int | None], ...] | None:  # noq
 
 def _ask_nvidia_smi(system: System, notes: Notes) -> Found:
     tool = system.which("nvidia-smi", _FOLDERS)
+    if tool is None and _is_tegra(system):
+        return Found("cuda", (), None)
     if tool is None:
         notes.add("nvidia_smi_not_found", "nvidia", "No NVIDIA driver was found.")
         return Found("nvidia-smi", (), None)
@@ -254,13 +291,18 @@ def _ask_nvidia_smi(system: System, notes: Notes) -> Found:
     return Found("nvidia-smi", gpus, next((row["driver_version"] for row in rows), None))
 
 
+def _from_cuda(device: CudaDevice) -> Gpu:
+    uuid = f"GPU-{device.uuid}" if device.uuid else None
+    return Gpu(uuid=uuid, name=device.name, pci=device.pci, compute=device.compute)
+
+
 def _from_row(row: dict[str, str], instances: dict[str, tuple[Gpu, ...]]) -> Gpu:
     uuid = _uuid(row["uuid"])
     memory = size(_mebibytes(row["memory.total"]))
     return Gpu(
         uuid=uuid,
         name=_known(row["name"].strip('"')),
-        pci=_pci(row["pci.bus_id"]),
+        pci=pci_address(row["pci.bus_id"]),
         memory=memory,
         free=_mebibytes(row["memory.free"]) if memory else None,
         compute=_version(row.get("compute_cap")),
@@ -306,9 +348,3 @@ def _uuid(value: Any) -> str | None:  # noqa: ANN401  # from outside
 
 def _version(value: Any) -> str | None:  # noqa: ANN401
     return value if isinstance(value, str) and re.fullmatch(r"\d{1,3}\.\d{1,2}", value) else None
-
-
-def _pci(value: Any) -> str | None:  # noqa: ANN401
-    """Return a PCI address in the kernel's form, `0000:c3:00.0`; the driver writes the domain with eight digits."""
-    found = re.fullmatch(r"(?:0000)?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", str(value).lower())
-    return found[1] if found else None

@@ -21,13 +21,17 @@ MIG = "MIG-aaaaaaaa-0000-4000-8000-00000000000{}"
 
 
 def found(
-    tool: Path | None = None, nvml: dict[str, Any] | None = None, **files: str
+    tool: Path | None = None,
+    nvml: dict[str, Any] | None = None,
+    **files: str,
 ) -> tuple[list[dict[str, Any]], Any]:
-    """Return the devices and the notes {code: note} of a Linux host with 64 GiB."""
+    """Return the devices and the notes {code: note} of a Linux host with 64 GiB; CUDA's library is missing."""
     if nvml is not None:
         files["/proc/driver/nvidia/version"] = "580.1"
     tools = {"nvidia-smi": str(tool)} if tool else {}
-    system = play({"files": files, "tools": tools, "children": {"nvml_child": nvml or {}}})
+    system = play(
+        {"files": files, "tools": tools, "children": {"nvml_child": nvml or {}, "cuda_child": {"init": None}}}
+    )
     scene = Scene(system, Notes(), new_host(memory_bytes=64 * GIB, memory_available_bytes=32 * GIB), [])
     add_nvidia_devices(scene)
     for device in scene.devices:
@@ -85,13 +89,18 @@ def test_memory_that_is_not_told_is_unknown(tool: Path, word: str) -> None:
     assert notes["memory_not_reported"]["subject"] == H200_IDS[0]
 
 
-@pytest.mark.parametrize("name", ["NVIDIA GB10", "Orin (nvgpu)", "NVIDIA Thor"])
-def test_memory_that_is_not_told_is_the_hosts_where_the_gpu_shares_it(tool: Path, name: str) -> None:
-    devices, notes = found(edited(tool, name=name, memory__total="[N/A]", memory__free="[N/A]"))
+@pytest.mark.parametrize("sign", ["/etc/nv_tegra_release", "/dev/nvhost-ctrl-gpu"])
+def test_memory_that_is_not_told_is_the_hosts_on_a_tegra(tool: Path, sign: str) -> None:
+    devices, notes = found(edited(tool, memory__total="[N/A]", memory__free="[N/A]"), None, **{sign: "there"})
     device = devices[0]
     assert (device["memory_kind"], device["memory_bytes"], device["usable_memory_bytes"]) == ("unified", 64 * GIB, None)
     assert (device["free_memory_bytes"], device["free_source"]) == (32 * GIB, "host")
     assert notes["memory_not_reported"]["severity"] == "info"
+
+
+def test_no_name_makes_memory_unified(tool: Path) -> None:
+    devices, _ = found(edited(tool, name="NVIDIA GB10", memory__total="[N/A]", memory__free="[N/A]"))
+    assert devices[0]["memory_kind"] is devices[0]["memory_bytes"] is None
 
 
 def test_ats_without_a_figure_is_unified_and_with_a_figure_dedicated(tool: Path) -> None:
