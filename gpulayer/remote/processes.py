@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from gpulayer.remote.failpoints import failpoint
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -19,6 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PROC_PIDTBSDINFO = 3
 _BSDINFO_SIZE = 136  # struct proc_bsdinfo (sys/proc_info.h)
 _ZOMBIE_MACOS = 5  # SZOMB
+_MAX_ARGUMENTS = 1024 * 1024  # ARG_MAX (sys/syslimits.h)
 
 
 class Process:
@@ -86,11 +89,14 @@ def writers(path: str) -> set[int]:
 
 def variable(pid: int, name: str) -> str | None:
     """Return what a process had as `name` in its environment when it was started; None where that is unknown too."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read().split(b"\0")
-    except OSError:
-        return None
+    if sys.platform == "darwin":
+        entries = _environment_macos(pid)
+    else:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                entries = file.read().split(b"\0")
+        except OSError:
+            return None
     prefix = os.fsencode(name + "=")
     return next((os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)), None)
 
@@ -156,6 +162,10 @@ def shed(keep: Collection[int]) -> None:
 def become_subreaper() -> bool:
     """Make orphaned descendants children of this process, so that none escapes; False where that cannot be had."""
     if sys.platform == "darwin":
+        return False
+    try:
+        failpoint("subreaper")
+    except OSError:
         return False
     import ctypes
 
@@ -228,4 +238,24 @@ def _look_macos(pid: int) -> Process | None:
         return int.from_bytes(raw.raw[offset : offset + length], sys.byteorder)
 
     start = number(120, 8) * 1_000_000 + number(128, 8)
-    return Process(pid, number(16), number(100), 0, start, zombie=number(4) == _ZOMBIE_MACOS)
+    session = 0
+    with contextlib.suppress(OSError):
+        session = os.getsid(pid)
+    return Process(pid, number(16), number(100), session, start, zombie=number(4) == _ZOMBIE_MACOS)
+
+
+def _environment_macos(pid: int) -> list[bytes]:
+    """Return the environment of a process of this user; none of a hardened one's (sysctl(3), KERN_PROCARGS2).
+
+    The kernel gives the number of arguments, the program's path, padding, the arguments and then the environment.
+    """
+    import ctypes
+
+    name, size = (ctypes.c_int * 3)(1, 49, pid), ctypes.c_size_t(_MAX_ARGUMENTS)
+    raw = ctypes.create_string_buffer(_MAX_ARGUMENTS)
+    if ctypes.CDLL(None).sysctl(name, 3, raw, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
+        return []
+    data = raw.raw[: size.value]
+    _, _, rest = data[4:].partition(b"\0")
+    count = int.from_bytes(data[:4], sys.byteorder)
+    return rest.lstrip(b"\0").split(b"\0")[count:]

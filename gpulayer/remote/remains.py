@@ -1,4 +1,4 @@
-"""What is left of a run whose supervisor died."""
+"""What is left of a run whose processes are no descendants of its supervisor any more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
     These are its leader, whoever writes to its log, the leader's session, and all that descend from them.
     """
     table = processes.living()
-    roots = {pid for pid in processes.writers(run.log) if pid in table}
+    roots = processes.writers(run.log) & table.keys()
     pid, start = leader
     if pid in table and table[pid].start == start:
         roots |= {pid} | {process.pid for process in table.values() if process.session == pid}
@@ -23,3 +23,9 @@ def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
         session = [process.pid for process in table.values() if process.session == pid]
         roots |= {member for member in session if processes.variable(member, "GPULAYER_RUN_ID") == run.id}
     return {pid: table[pid].start for pid in processes.below(roots, table)}
+
+
+def traces(run: Run, table: dict[int, processes.Process]) -> set[int]:
+    """Return the processes that have the log of a run open for writing, or its id in their environment."""
+    writers = processes.writers(run.log) & table.keys()
+    return writers | {pid for pid in table if processes.variable(pid, "GPULAYER_RUN_ID") == run.id}

@@ -13,15 +13,15 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import time
 
 from gpulayer.remote import clock, job, processes, records, states
+from gpulayer.remote.awake import keep_awake
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.remote.files import Blobs
 from gpulayer.remote.logcap import LIMIT, LogCap
 from gpulayer.remote.occupants import Watch
-from gpulayer.remote.remains import orphans
+from gpulayer.remote.remains import orphans, traces
 from gpulayer.remote.runs import Run
 from gpulayer.remote.wire import FULL
 
@@ -54,6 +54,7 @@ class Supervisor:
         self._aside: set[int] = set()
         self._subreaper = processes.become_subreaper()
         self._known: dict[int, int] = {}
+        self._ending = False
         self._watch = Watch(self.state["devices"], run.id, record.get("sight", {}))
         self._cap = LogCap(run.log, record.get("log_limit", LIMIT), self.state.get("log_hole"))
         self._uncapped: OSError | None = None
@@ -159,6 +160,7 @@ class Supervisor:
 
     def _stop(self, status: str, grace: float, reason: str | None) -> None:
         self._note(states.STOPPING)
+        self._ending = True
         failpoint("stopping-written")
         leader = self._leader[0]
         members = self._members()
@@ -173,6 +175,7 @@ class Supervisor:
 
     def _drain(self) -> set[int]:
         """Let what the leader left behind end, then kill it; return what cannot be killed."""
+        self._ending = True
         give_up = time.monotonic() + _DRAIN
         while self._members():
             if time.monotonic() >= give_up or self._run.cancellation() is not None:
@@ -185,6 +188,7 @@ class Supervisor:
 
         All are stopped before any is killed, until no new one appears: otherwise one that respawns the others wins.
         """
+        self._ending = True
         give_up = time.monotonic() + _KILLING
         while True:
             stopped: dict[int, int] = {}
@@ -296,10 +300,13 @@ class Supervisor:
             table.pop(pid, None)
         roots = {os.getpid()}
         if not self._subreaper:
-            # Without a subreaper a child whose parent has died is found by what was seen before, and by its group.
+            # Without a subreaper a child whose parent has died is found by what was seen before, by its group, and in
+            # the end, when it is worth its price, by the log that it has open and the environment that it was given.
             known = {pid for pid, start in self._known.items() if pid in table and table[pid].start == start}
             groups = {table[pid].group for pid in known} - {os.getpgrp()}
             roots |= known | {process.pid for process in table.values() if process.group in groups}
+            if self._ending:
+                roots |= traces(self._run, table)
         self._known = {pid: table[pid].start for pid in processes.below(roots, table)}
         return self._known
 
@@ -315,10 +322,9 @@ class Supervisor:
         return states.EXITED, {"code": os.WEXITSTATUS(status)}
 
     def _keep_awake(self) -> None:
-        """Keep a Mac from falling asleep while the job runs (a closed lid still does it)."""
-        if sys.platform == "darwin":
-            command = ["/usr/bin/caffeinate", "-i", "-w", str(os.getpid())]
-            self._aside.add(os.posix_spawn(command[0], command, {}))
+        helper = keep_awake(os.getpid())
+        if helper is not None:
+            self._aside.add(helper)
 
 
 class Caretaker(Supervisor):
@@ -330,6 +336,7 @@ class Caretaker(Supervisor):
         self._leader = (record["leader"][0], record["leader"][1])
         self._record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
         self._note(states.ORPHANED)
+        self._keep_awake()
 
     def _leader_ended(self) -> bool:
         return processes.start_of(self._leader[0]) != self._leader[1]

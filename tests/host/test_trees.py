@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ ESCAPES = {
     "daemon without environment and files": (
         "if os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
         "print(os.getpid(), flush=True)\nos.closerange(0, 64)\nos.execve('/bin/sleep', ['sleep', '1000'], {})"
+    ),
+    "daemon without environment": (
+        "if os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
+        "print(os.getpid(), flush=True)\nos.execve('/bin/sleep', ['sleep', '1000'], {})"
     ),
     "respawner": (
         "import subprocess, time\nwhile True: subprocess.Popen(['setsid', 'sleep', '1000']); time.sleep(0.005)"
@@ -61,7 +66,25 @@ def test_a_cancel_leaves_nothing_behind(agent: AgentClient, name: str) -> None:
     agent.ask("cancel", run=spec["run"], grace=0.3, by="me")
     state, _ = agent.follow(spec["run"])
     assert (state["status"], state["reason"]) == ("cancelled", "me")
+    assert state["left"] == {"tree": "empty", "devices": {}, "processes": []}
     assert time.monotonic() - begun < 10
+    assert of_job(spec["run"]) == set()
+    assert [pid for pid in written if processes.start_of(pid) is not None] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["plain child", "ignores TERM", "own session", "daemon", "daemon without environment", "stopped"]
+)
+def test_without_a_subreaper_all_that_left_a_trace_is_found(agents: Callable[..., AgentClient], name: str) -> None:
+    """As on macOS: what has cleared its environment and closed its files besides cannot be found."""
+    agent = agents(env={"GL_FAIL": "subreaper:error:1"})
+    spec = new_spec(command(name), key=os.urandom(32).hex())
+    agent.launch(spec)
+    agent.wait_for(spec["run"], b"\n")
+    written = [int(word) for word in (agent.run_folder(spec["run"]) / "output.log").read_text().split()]
+    agent.ask("cancel", run=spec["run"], grace=0.3, by="me")
+    state, _ = agent.follow(spec["run"])
+    assert (state["status"], state["left"]["tree"]) == ("cancelled", "best_effort")
     assert of_job(spec["run"]) == set()
     assert [pid for pid in written if processes.start_of(pid) is not None] == []
 
