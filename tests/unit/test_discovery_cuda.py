@@ -117,6 +117,13 @@ def test_lent_memory_that_cannot_be_told_apart_is_said_to_be_included() -> None:
     assert codes(found) == ["host_memory_includes_device"]
 
 
+def test_the_memory_of_an_integrated_gpu_is_the_hosts_and_stays_there() -> None:
+    lines = f"Node 0 MemTotal: {40 * GIB >> 10} kB\nNode 0 MemFree: {GIB >> 10} kB\n"
+    found = scene(gpu(memory=None), told(integrated=1, numa_config=1, numa_id=0), **{NODE.format(0): lines})
+    assert (found.host["memory_bytes"], found.devices[0]["memory_bytes"]) == (64 * GIB, 64 * GIB)
+    assert "host_memory_includes_device" not in codes(found)
+
+
 def test_lent_memory_beyond_the_hosts_leaves_something() -> None:
     device = CudaDevice(uuid=UUID, pci=None, name=None, compute=None, total=None, integrated=False, node=2)
     host = new_host(memory_bytes=GIB)
