@@ -7,11 +7,12 @@ and launch knows later which host to ask. Several processes may use one database
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -89,7 +90,7 @@ class Store:
         paths = Paths(folder)
         paths.create()
         if not os.path.lexists(paths.database):
-            _create(paths.database)
+            _create(paths)
         with _reported(paths.database):
             _check_size(paths.database)
             connection = sqlite3.connect(paths.database, timeout=LOCK_WAIT, isolation_level=None)
@@ -280,23 +281,39 @@ class Store:
             self._connection.execute("COMMIT")
 
 
-def _create(path: Path) -> None:
-    """Build the database beside its place and link it there: nobody ever sees a half-made one, and nobody's is lost."""
+def _create(paths: Paths) -> None:
+    """Build the database beside its place and link it there: nobody ever sees a half-made one, and nobody's is lost.
+
+    A write-ahead log that a database left behind when it was moved away goes first: SQLite would play it into ours.
+    """
+    path = paths.database
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        connection = sqlite3.connect(partial, isolation_level=None)
-        try:
-            connection.executescript(TABLES)
-        finally:
-            connection.close()
-        with suppress(FileExistsError):
-            os.link(partial, path)
-        partial.unlink()
+        with _alone(path.with_name(f"{path.name}.lock")):  # no project is named like this
+            if os.path.lexists(path):
+                return
+            for left in (partial, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+                left.unlink(missing_ok=True)
+            os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            connection = sqlite3.connect(partial, isolation_level=None)
+            try:
+                connection.executescript(TABLES)
+            finally:
+                connection.close()
+            partial.rename(path)
     except (OSError, sqlite3.Error) as error:
         raise StateError(f"{path} cannot be made: {error}", fix="free space or make its folder writable") from error
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`: whoever comes second finds what the first has made."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check_size(path: Path) -> None:

@@ -38,7 +38,7 @@ def test_folder_and_files_are_for_this_user_alone(tmp_path: Path) -> None:
             assert stat.S_IMODE(store.paths.root.stat().st_mode) == 0o700
     finally:
         os.umask(old)
-    assert modes == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), 0o600)
+    assert modes == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm", "state.db.lock"), 0o600)
 
 
 def test_an_intent_survives_and_is_given_once(tmp_path: Path) -> None:
@@ -52,6 +52,23 @@ def test_an_intent_survives_and_is_given_once(tmp_path: Path) -> None:
         assert found is not None
         assert (found.status, found.host, found.devices) == ("launching", "alpha", ("GPU-1",))
         assert store.spec(run.run) == {"run": run.run, "command": ["true"]}
+
+
+def test_a_database_that_was_moved_away_leaves_nothing_in_the_next(tmp_path: Path) -> None:
+    """A killed process leaves its write-ahead log beside the database, where SQLite would take it for the new one's."""
+    program = (
+        "import os; from pathlib import Path; from tests.unit.test_store import *\n"
+        f"store = Store.open(Path({str(tmp_path)!r})); store.take('p', [queued('old')]); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    database = Paths(tmp_path).database
+    assert database.with_name("state.db-wal").stat().st_size
+    database.rename(database.with_name("state.db.broken"))
+    with Store.open(tmp_path) as store:
+        assert store.runs() == []
+        store.take("p", [queued("new")])
+    with Store.open(tmp_path) as store:
+        assert [run.job for run in store.runs()] == ["new"]
 
 
 def test_an_intent_is_on_disk_before_intend_returns(tmp_path: Path) -> None:
