@@ -19,6 +19,7 @@ from gpulayer.spec.inventory import Inventory, load_inventory, local_inventory
 from gpulayer.spec.jobs import JobSet, check_hosts, load_jobs, parse_jobs
 
 JOBS = Path("jobs.yaml")
+PLAN_ANEW = "the plan cannot be used; make it again with `gpulayer plan`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,11 @@ def is_plan(path: Path) -> bool:
 
 def load_plan(path: Path) -> Plan:
     """Return a saved plan; StateError where it does not hold."""
-    return from_json(read_json(path))
+    try:
+        return from_json(read_json(path))
+    except (UsageError, StateError) as error:
+        where = "" if str(path) in error.message else f"{path}: "
+        raise StateError(f"{where}{error.message}", fix=PLAN_ANEW) from error
 
 
 def load_project(args: argparse.Namespace, screen: Screen) -> Project:

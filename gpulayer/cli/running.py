@@ -28,7 +28,7 @@ def apply(args: argparse.Namespace, screen: Screen) -> int:
     path = Path(args.plan) if args.plan else Paths(find_folder(Path())).plan
     if args.plan is None and not path.exists():
         raise UsageError(f"there is no plan in {path.parent}", fix="make one (gpulayer plan), or name the jobs file")
-    if not is_plan(path):
+    if args.plan and not is_plan(path):
         inventory = load_hosts(args, screen)
         return _plan_and_apply(args, screen, load_jobs_for(path, inventory), inventory)
     plan = load_plan(path)

@@ -21,6 +21,7 @@ from gpulayer.placement.plan import (
     Refusal,
     ShapeVerdict,
 )
+from gpulayer.spec.jobs import run_id
 from gpulayer.spec.support import Accelerator, MemoryKind
 
 SCHEMA: Final = "gpulayer.plan/1"
@@ -234,12 +235,13 @@ def _read_refusal(entry: _Node) -> GroupedRefusal:
     )
 
 
-PLACED: Final = frozenset({Action.RUN, Action.RETRY, Action.FOLLOW})
+STARTED: Final = frozenset({Action.RUN, Action.RETRY})
+PLACED: Final = STARTED | {Action.FOLLOW}
 
 
 def _check(plan: Plan, node: _Node) -> None:
     """Hold what a plan says in one place against the others: hosts, shapes, places and positions."""
-    hosts = {host.name for host in plan.hosts}
+    hosts = {host.name: host for host in plan.hosts}
     for job, entry in zip(plan.jobs, node["jobs"].items(), strict=True):
         if job.shape not in plan.shapes:
             entry["shape"].refuse("is no shape of this plan")
@@ -249,7 +251,22 @@ def _check(plan: Plan, node: _Node) -> None:
             entry["position"].refuse(f"does not go with the action {job.action.value!r}")
         if (job.action is Action.REFUSE) != (job.run is None):
             entry["run"].refuse(f"does not go with the action {job.action.value!r}")
+        if job.run is not None and (job.attempt is None or job.run != run_id(job.job, job.key, job.attempt)):
+            entry["run"].refuse("is not the run that the job, its key and the attempt name")
         if job.placement is not None and job.placement.host not in hosts:
             entry["placement"].refuse("names a host that is not in this plan")
+        if job.placement is not None and job.action in STARTED:
+            _check_place(job, job.placement, hosts[job.placement.host], plan.shapes[job.shape], entry)
     if len({job.job for job in plan.jobs}) != len(plan.jobs):
         node["jobs"].refuse("holds a job twice")
+
+
+def _check_place(job: PlannedJob, place: Placement, host: PlannedHost, verdict: ShapeVerdict, entry: _Node) -> None:
+    """Let nothing start where the plan itself says that it does not fit, whoever wrote that into it."""
+    if place.host not in verdict.fits:
+        entry["placement"].refuse("names a host on which the job does not fit")
+    if job.accelerator is None or (job.accelerator == Accelerator.CPU.value) != (not place.devices):
+        entry["placement"].refuse(f"has devices that do not go with the accelerator {job.accelerator!r}")
+    known = host.fingerprint["devices"] if host.fingerprint else ()
+    if not set(place.devices).issubset(known):
+        entry["placement"].refuse(f"names devices that the fingerprint of {host.name} lacks")

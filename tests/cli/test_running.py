@@ -243,9 +243,9 @@ def test_a_broken_plan_or_none_is_said(story: Commander) -> None:
     assert result.code == 2
     assert "fix:" in result.err
     story("plan")
-    (story.folder / ".gpulayer" / "plan.json").write_text('{"schema": "gpulayer.plan/1"}', encoding="utf-8")
-    for words in (("apply",), ("status",), ("attach",)):
-        result = story(*words)
+    for text, word in (('{"schema": "gpulayer.plan/1"}', "attach"), ("{", "apply"), ("", "status")):
+        (story.folder / ".gpulayer" / "plan.json").write_text(text, encoding="utf-8")
+        result = story(word)
         assert (result.code, result.out) == (2, "")
-        assert "fix:" in result.err
-        assert "Traceback" not in result.err
+        assert result.err.count(".gpulayer/plan.json") == 1
+        assert "make it again with `gpulayer plan`" in result.err
