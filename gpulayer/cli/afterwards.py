@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpulayer.cli.live import Live, ended, follow
-from gpulayer.cli.places import Project, load_project, secrets_of
+from gpulayer.cli.places import hosts_in_use, load_project, secrets_of
 from gpulayer.cli.planning import connect_options
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_hosts import show_holders
@@ -19,14 +19,15 @@ from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.remote import states
 from gpulayer.run import api
 from gpulayer.run.afterwards import status_document
+from gpulayer.spec.inventory import Inventory
 
 
 def status(args: argparse.Namespace, screen: Screen) -> int:
     """Show the runs of this project; 4 where a host does not say how its run stands."""
     options = connect_options(args, screen)
-    project = load_project(args, screen)
     if args.hosts:
-        return _status_of_hosts(project, options, screen)
+        return _status_of_hosts(hosts_in_use(args, screen), options, screen)
+    project = load_project(args, screen)
     name = project.jobs.project
     runs = asyncio.run(api.status(project.folder, project.inventory, project=name, options=options))
     if screen.machine:
@@ -55,9 +56,7 @@ def logs(args: argparse.Namespace, screen: Screen) -> int:
         options=connect_options(args, screen),
     )
     live = Live(screen, secrets_of(project.jobs), raw=args.raw)
-    code = asyncio.run(follow(stream, live, screen))
-    live.end()
-    return code
+    return asyncio.run(follow(stream, live, screen, jobs=args.follow))
 
 
 def cancel(args: argparse.Namespace, screen: Screen) -> int:
@@ -85,11 +84,11 @@ def fetch(args: argparse.Namespace, screen: Screen) -> int:
         project=project.jobs.project,
         options=connect_options(args, screen),
     )
-    return asyncio.run(follow(stream, Live(screen, secrets_of(project.jobs)), screen))
+    return asyncio.run(follow(stream, Live(screen, secrets_of(project.jobs)), screen, jobs=False))
 
 
-def _status_of_hosts(project: Project, options: ConnectOptions, screen: Screen) -> int:
-    views = asyncio.run(api.holders(project.inventory, project.jobs.project, options=options))
+def _status_of_hosts(inventory: Inventory, options: ConnectOptions, screen: Screen) -> int:
+    views = asyncio.run(api.holders(inventory, options=options))
     if screen.machine:
         screen.data({"schema": "gpulayer.holders/1", "hosts": [_holders(view) for view in views]})
     else:

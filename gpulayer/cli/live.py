@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from gpulayer.cli.leftovers import host_words, is_clean, left_words
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import many, size, table
-from gpulayer.cli.terminal import JobOutput
+from gpulayer.cli.terminal import JobOutput, escape_line
 from gpulayer.errors import ExitCode
 from gpulayer.remote import states
 from gpulayer.run import events
@@ -92,8 +92,8 @@ class Live:
 
     def end(self) -> None:
         """Show last lines that have no newline, of jobs whose end was not seen."""
-        for output in self._outputs.values():
-            self._screen.lines(output.end())
+        while self._outputs:
+            self._screen.lines(self._outputs.popitem()[1].end())
 
     def look(self) -> None:
         """Show the progress bars that have moved since the last look."""
@@ -168,7 +168,7 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
             what = f"{many(detail['files'], 'file')}, {size(detail['bytes'])}"
             yield f"{event.job}: fetched {what}, into {detail['path']}", "faint"
             for path, why in detail["skipped"]:
-                yield f"{event.job}: not fetched: {path}: {why}", "warn"
+                yield f"{event.job}: not fetched: {escape_line(path)}: {escape_line(why)}", "warn"
         case events.WARNING:
             about = event.job or event.host
             fix = f"\n  fix: {detail['fix']}" if detail.get("fix") else ""
@@ -179,8 +179,11 @@ def _words(event: Event) -> str:
     return ended(event.event, event.detail.get("code"), event.detail.get("signal"), event.detail.get("reason"))
 
 
-async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen) -> int:
-    """Show a stream of events to its end and return the exit code; an interruption detaches (130)."""
+async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen, *, jobs: bool = True) -> int:
+    """Show a stream of events to its end and return the exit code; an interruption detaches (130).
+
+    Without `jobs` it is none that could be followed on: an interruption ends it, and a reader who leaves has it all.
+    """
     loop = asyncio.get_running_loop()
     shown = asyncio.ensure_future(_show(stream, live, screen))
 
@@ -197,8 +200,12 @@ async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen
     try:
         await shown
     except asyncio.CancelledError:
-        screen.note(f"detached: {HINTS}")
+        if screen.closed and not jobs:
+            return ExitCode.OK
+        screen.note(f"detached: {HINTS}" if jobs else "interrupted")
         return ExitCode.INTERRUPTED
+    finally:
+        live.end()
     return live.exit_code
 
 

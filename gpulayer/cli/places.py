@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from gpulayer.cli.screen import Screen
 from gpulayer.errors import InvalidDocumentError, Problem, StateError, UsageError
 from gpulayer.placement.document import from_json
 from gpulayer.placement.plan import Plan
+from gpulayer.run import paths
 from gpulayer.run.paths import Paths, find_folder
 from gpulayer.spec import documents
 from gpulayer.spec.entries import Fault, located, refuse
 from gpulayer.spec.inventory import Inventory, load_inventory, local_inventory
-from gpulayer.spec.jobs import JobSet, check_hosts, load_jobs, parse_jobs
+from gpulayer.spec.jobs import JobSet, check_hosts, load_jobs, parse_jobs, slug
 
-JOBS = Path("jobs.yaml")
+JOBS = Path(paths.JOBS)
 PLAN_ANEW = "the plan cannot be used; make it again with `gpulayer plan`"
 
 
@@ -105,11 +107,12 @@ def load_plan(path: Path) -> Plan:
 
 
 def load_project(args: argparse.Namespace, screen: Screen) -> Project:
-    """Return the project of the nearest folder upward in which something was planned or applied."""
+    """Return the project of the nearest folder upward: that of its last plan, else of its jobs file."""
     folder = find_folder(Path())
     path = Paths(folder).plan
     if not path.exists():
-        project = JobSet(project=folder.name, jobs={}, path=folder / JOBS)
+        file = folder / JOBS
+        project = load_jobs(file) if file.exists() else JobSet(project=slug(folder.name), jobs={}, path=file)
         return Project(folder=folder, jobs=project, inventory=load_hosts(args, screen), plan=None)
     plan = load_plan(path)
     try:
@@ -119,6 +122,15 @@ def load_project(args: argparse.Namespace, screen: Screen) -> Project:
         screen.note(f"warning: the jobs file does not hold, so that nothing new can be started:\n{error}", "warn")
         jobs = JobSet(project=plan.project, jobs={}, path=folder / JOBS)
     return Project(folder=folder, jobs=jobs, inventory=_hosts_of(plan, args, screen), plan=plan)
+
+
+def hosts_in_use(args: argparse.Namespace, screen: Screen) -> Inventory:
+    """Return the hosts of the last plan of the project here, else those of the inventory in use."""
+    with suppress(UsageError):
+        path = Paths(find_folder(Path())).plan
+        if path.exists():
+            return _hosts_of(load_plan(path), args, screen)
+    return load_hosts(args, screen)
 
 
 def documents_of(plan: Plan, args: argparse.Namespace, screen: Screen) -> tuple[JobSet, Inventory]:

@@ -16,6 +16,7 @@ from gpulayer.fleet.session import Fleet
 from gpulayer.placement.plan import Action, Plan
 from gpulayer.run import api
 from gpulayer.run.apply import STARTS
+from gpulayer.run.launch import check_secrets
 from gpulayer.run.paths import Paths, find_folder
 from gpulayer.run.work import exit_code_of_plan
 from gpulayer.spec.inventory import Inventory
@@ -53,6 +54,7 @@ def attach(args: argparse.Namespace, screen: Screen) -> int:
 
 
 def _plan_and_apply(args: argparse.Namespace, screen: Screen, jobs: JobSet, inventory: Inventory) -> int:
+    check_secrets(jobs.jobs.values())  # before anything connects
     result = asyncio.run(_plan_first(args, screen, jobs, inventory))
     if isinstance(result, int):
         return result

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gpulayer.errors import HostError, UsageError
+from gpulayer.errors import HostError, Stage, UsageError
 from gpulayer.fleet.session import AgentError, Fleet, Session
-from gpulayer.placement.plan import KnownRun
+from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.remote import states
 from gpulayer.run.cancels import SENT, WAITS, deliver, here, send
 from gpulayer.run.events import LOG_DROPPED, OUTPUT, Event, now, status_event
@@ -19,6 +19,7 @@ from gpulayer.run.executor import report_summary
 from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.replies import Reader, run_state
 from gpulayer.run.store import Store
+from gpulayer.run.survey import Question, new_here, survey
 from gpulayer.run.work import Step, Work, outcome_of
 
 STATUS_SCHEMA: Final = "gpulayer.status/1"
@@ -42,11 +43,25 @@ def status_document(runs: Iterable[KnownRun]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+async def learn(store: Store, fleet: Fleet, project: str) -> list[HostView]:
+    """Take what hosts know of a project and the local history does not into that; return the hosts' answers.
+
+    What another controller started is found this way, and what this one did before its history was lost.
+    """
+    answers = await survey(fleet, fleet.inventory.hosts.values(), Question(project=project, frameworks=None))
+    views = [answer.view for answer in answers]
+    store.take(project, new_here(views, store.runs(project)))
+    return views
+
+
 async def status(store: Store, fleet: Fleet, project: str | None = None) -> list[KnownRun]:
     """Return every run in the order in which they were taken in hand; the hosts are asked for those without an end.
 
-    A run whose host does not answer, or is no longer in the inventory, is `unknown`.
+    Where none is known here all hosts are asked. A run whose host does not answer, or is no longer in the inventory, is
+    `unknown`.
     """
+    if project is not None and not store.runs(project):
+        await learn(store, fleet, project)
     runs = store.runs(project)
     asked = await ask(fleet, store, [run for run in runs if run.host and run.status not in states.FINAL])
     return [asked.get(run.run, run) if run.status not in states.FINAL else run for run in runs]
@@ -81,7 +96,7 @@ async def _ask(
     if session is None:
         return [_unknown(run, f"{host} is not in the inventory") for run in runs]
     if isinstance(session, HostError):
-        return [_unknown(run, str(session)) for run in runs]
+        return [_unknown(run, session.message) for run in runs]
     found: list[KnownRun] = []
     try:
         await deliver(session, store)
@@ -90,7 +105,7 @@ async def _ask(
             told = Reader(host, (await session.request("status", runs=[run.run for run in part])).header).get("states")
             found += [_told(host, run, told.get(run.run) if isinstance(told, Mapping) else None) for run in part]
     except (HostError, AgentError) as error:
-        found += [_unknown(run, str(error)) for run in runs[len(found) :]]
+        found += [_unknown(run, error.message) for run in runs[len(found) :]]
     return found
 
 
@@ -106,23 +121,55 @@ def _unknown(run: KnownRun, reason: str) -> KnownRun:
     return replace(run, status=states.UNKNOWN, reason=reason)
 
 
-def runs_of(store: Store, jobs: Sequence[str] | None, project: str | None = None) -> list[KnownRun]:
-    """Return the latest run of each job (a run id names a run itself); None means all that have not ended.
+async def run_of(store: Store, fleet: Fleet, job: str, project: str | None = None) -> KnownRun:
+    """Return a job's own run, or the run that is named by its id; hosts are asked where it is not known here.
 
-    UsageError names a job that was never run here.
+    UsageError where no host knows it either.
     """
-    runs = store.runs(project)
-    latest = {run.job: run for run in runs}
+    return (await _runs_of(store, fleet, job, project))[-1]
+
+
+async def runs_to_cancel(
+    store: Store, fleet: Fleet, jobs: Sequence[str] | None, project: str | None = None
+) -> list[KnownRun]:
+    """Return the runs that have not ended, of the jobs (a run id names one run) or of all that hosts know (None).
+
+    A job may have several, where it was changed while it ran. One that has none is there with its last. UsageError as
+    of `run_of`.
+    """
     if jobs is None:
-        return [run for run in latest.values() if run.status not in states.FINAL]
-    by_id = {run.run: run for run in runs}
+        if project is not None:
+            await learn(store, fleet, project)
+        return [run for run in store.runs(project) if run.status not in states.FINAL]
+    found: dict[str, KnownRun] = {}
     for job in jobs:
-        if job not in latest and job not in by_id:
-            raise UsageError(
-                f"no run of {job!r} is known here" + (f" in project {project}" if project else ""),
-                fix="`gpulayer status` shows the runs that are; `gpulayer plan FILE` turns to the jobs of another file",
-            )
-    return [latest.get(job) or by_id[job] for job in jobs]
+        runs = await _runs_of(store, fleet, job, project)
+        live = [run for run in runs if run.status not in states.FINAL]
+        found |= {run.run: run for run in live or runs[-1:]}
+    return list(found.values())
+
+
+async def _runs_of(store: Store, fleet: Fleet, job: str, project: str | None) -> list[KnownRun]:
+    """Return the runs of a job, its own one last, or the run of that id; at least one."""
+    runs = _named(store, job, project)
+    if not runs and project is not None:
+        silent = [view for view in await learn(store, fleet, project) if not view.reached]
+        runs = _named(store, job, project)
+        if not runs and silent:
+            raise HostError(
+                silent[0].host.name, silent[0].stage or Stage.CONNECT,
+                f"{silent[0].error}; the hosts that answer know no run of {job!r}", fix="gpulayer probe",
+            )  # fmt: skip
+    if not runs:
+        raise UsageError(
+            f"no run of {job!r} is known" + (f" in project {project}" if project else ""),
+            fix="`gpulayer status` shows the runs that are; `gpulayer plan FILE` turns to the jobs of another file",
+        )
+    return runs
+
+
+def _named(store: Store, job: str, project: str | None) -> list[KnownRun]:
+    return [run for run in store.runs(project) if job in {run.job, run.run}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +181,16 @@ class Afterwards:
     reporter: Reporter
     patience: float
 
-    @property
-    def _follower(self) -> Follower:
+    def _follower(self, *, quiet: bool = False) -> Follower:
         links = Links(fleet=self.fleet, reporter=self.reporter, patience=self.patience)
-        return Follower(links=links, reporter=self.reporter, store=self.store)
+        return Follower(links=links, reporter=self.reporter, store=self.store, quiet=quiet)
 
     async def cancel(self, runs: Sequence[KnownRun], *, grace: float | None) -> None:
         """Drop what waits, cancel what runs, and wait for each verified end. `grace` is seconds, None the job's."""
-        dropped = {run.run: run for run in self.store.drop([run.run for run in runs])}
-        follower = self._follower
-        works = [Work(run=dropped.get(run.run, run), step=Step.NOTHING) for run in runs]
+        self.store.drop(run.run for run in runs)
+        follower = self._follower()
+        # Another process may have launched meanwhile what was waiting: how each run stands is read once more.
+        works = [Work(run=self.store.run(run.run) or run, step=Step.NOTHING) for run in runs]
         await asyncio.gather(*(self._cancel_one(work, follower, grace) for work in works))
         report_summary(self.reporter, [work.outcome or outcome_of(work.run) for work in works])
 
@@ -158,12 +205,15 @@ class Afterwards:
                 work.run = state.run
                 await follower.collect(state)
             except (HostError, AgentError) as error:
-                if work.run.status not in states.FINAL:
-                    work.run = _unknown(run, str(error))
+                if work.run.status in states.FINAL:
+                    self.reporter.warn(error.message, fix=f"gpulayer fetch {run.job}", run=run)
+                else:
+                    work.run = _unknown(run, error.message)
                     self.reporter.status(work.run)
-                self.reporter.warn(str(error), run=run)
-        if self.store.is_unwanted(run.run):
-            self.reporter.warn(WAITS, fix="gpulayer attach, status or apply sends it", run=run)
+                    if self.store.is_unwanted(run.run):
+                        self.reporter.warn(WAITS, fix="gpulayer attach, status or apply sends it", run=run)
+                    else:
+                        self.reporter.warn("whether it ends is not known", fix=error.fix, run=run)
         work.outcome = outcome_of(work.run)
 
     async def _send_cancel(self, run: KnownRun, links: Links, grace: float | None) -> None:
@@ -188,8 +238,9 @@ class Afterwards:
     async def logs(self, run: KnownRun, *, follow: bool) -> None:
         """Report a run's output from its beginning: what is here, then what its host has, with `follow` to its end."""
         await self._replay(run)
-        if run.host and run.run not in self.store.collected():
-            follower = self._follower
+        complete = run.run in self.store.collected() and self.store.paths.log(run.run).exists()
+        if run.host and not complete:
+            follower = self._follower()
             state = await follower.follow(run) if follow else await follower.catch_up(run)
             run = state.run
             if run.status in states.FINAL:
@@ -225,14 +276,17 @@ class Afterwards:
                 offset += len(data)
 
     async def fetch(self, run: KnownRun) -> None:
-        """Fetch a run's outputs as they are now, and the rest of its log where it has ended."""
+        """Fetch a run's outputs as they are now, and the rest of its log where it has ended, without showing that."""
         if not run.host:
             raise UsageError(f"{run.job} was not started, so it has no outputs", fix="start it: gpulayer apply")
-        follower = self._follower
+        follower = self._follower(quiet=True)
         state = await follower.state(run)
-        if not state.outputs:
-            self.reporter.warn("it declares no outputs", fix="name them in its `outputs`", run=state.run)
         if state.run.status in states.FINAL:
             await follower.collect(await follower.follow(run))
         else:
             await follower.fetch(state)
+        if not state.outputs:
+            log = self.store.paths.log(run.run)
+            self.reporter.warn(
+                f"it declares no outputs; its log is {log}", fix="name them in its `outputs`", run=state.run
+            )  # fmt: skip

@@ -11,7 +11,7 @@ from gpulayer.fleet.session import Fleet
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.placement.plan import HostView, KnownRun, Plan
 from gpulayer.run import afterwards, garbage, planning
-from gpulayer.run.afterwards import Afterwards, runs_of
+from gpulayer.run.afterwards import Afterwards, run_of, runs_to_cancel
 from gpulayer.run.apply import Scene, carry_out, go_on, stream
 from gpulayer.run.events import Event
 from gpulayer.run.follow import PATIENCE, Reporter
@@ -204,7 +204,8 @@ def cancel(
     """
 
     async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
-        await Afterwards(store, reached, reporter, patience).cancel(runs_of(store, jobs, project), grace=grace)
+        runs = await runs_to_cancel(store, reached, jobs, project)
+        await Afterwards(store, reached, reporter, patience).cancel(runs, grace=grace)
 
     return _events(folder, inventory, options, fleet, act)
 
@@ -222,12 +223,13 @@ def logs(
 ) -> AsyncGenerator[Event, None]:
     """Yield a run's output from its beginning: of a job's latest run, or the run that is named; `follow` to its end.
 
-    The last event is the run's status.
+    The last event is the run's status. A silent host is waited for only with `follow`.
     """
 
     async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
-        (run,) = runs_of(store, [job], project)
-        await Afterwards(store, reached, reporter, patience).logs(run, follow=follow)
+        run = await run_of(store, reached, job, project)
+        wait = patience if follow else 0.0
+        await Afterwards(store, reached, reporter, wait).logs(run, follow=follow)
 
     return _events(folder, inventory, options, fleet, act)
 
@@ -245,7 +247,7 @@ def fetch(
     """Fetch a run's outputs as they are now; yields `fetched`."""
 
     async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
-        (run,) = runs_of(store, [job], project)
+        run = await run_of(store, reached, job, project)
         await Afterwards(store, reached, reporter, patience).fetch(run)
 
     return _events(folder, inventory, options, fleet, act)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,8 +20,18 @@ from gpulayer.run.launch import Launcher, check_secrets
 from gpulayer.run.lock import launching
 from gpulayer.run.planning import changed_code, check_applicable, code_of, documents_of, question_for
 from gpulayer.run.store import Store
-from gpulayer.run.survey import Question, reached, survey
-from gpulayer.run.work import Outcome, Step, Work, known_elsewhere, needed_hosts, outcome_of, planned_outcome, works_of
+from gpulayer.run.survey import Question, new_here, reached, survey
+from gpulayer.run.work import (
+    Outcome,
+    Step,
+    Work,
+    ended,
+    known_elsewhere,
+    needed_hosts,
+    outcome_of,
+    planned_outcome,
+    works_of,
+)
 from gpulayer.spec.inventory import Inventory
 from gpulayer.spec.jobs import JobSet
 
@@ -90,15 +100,7 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
         if changes := _changes(scene, plan, views):
             raise _stale(changes)
         works = works_of(plan, jobs, views, history, resume=False)
-        silent = sorted(must - set(views))
-        for host in silent:
-            scene.reporter.warn("does not answer, and the plan needs it", host=host, fix=f"gpulayer probe {host}")
-        for work in works:
-            hosts_of = (
-                {work.place[1].host} if work.place else set(plan.shapes[work.shape].fits) if work.shape else set()
-            )
-            if work.step in {Step.START, Step.QUEUE} and not hosts_of & set(views):
-                work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
+        _hold_back(scene, plan, works, views, must)
         if not partial and any(work.outcome in {Outcome.UNREACHABLE, Outcome.UNKNOWN} for work in works):
             scene.reporter.warn("nothing was started: a host that is needed does not answer", fix=PARTIAL)
             outcomes = (work.outcome or (NOT_STARTED.get(work.step) or outcome_of(work.run)) for work in works)
@@ -123,6 +125,22 @@ def _stale(changes: Sequence[str]) -> StalePlanError:
     return StalePlanError("the plan is stale:\n  " + "\n  ".join(changes), fix=PLAN_ANEW)
 
 
+def _hold_back(
+    scene: Scene, plan: Plan, works: Sequence[Work], views: Mapping[str, HostView], must: Collection[str]
+) -> None:
+    """Start nothing where no host answers that could take it, and say which hosts and runs nothing is known of."""
+    silent = set(must) - set(views)
+    for work in works:
+        hosts_of = {work.place[1].host} if work.place else set(plan.shapes[work.shape].fits) if work.shape else set()
+        if work.step in {Step.START, Step.QUEUE} and not hosts_of & set(views):
+            work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
+            silent |= hosts_of
+        elif work.outcome is Outcome.UNKNOWN and work.run.host not in silent:
+            scene.reporter.warn(f"how it stands is not known: {work.run.reason}", run=work.run)
+    for host in sorted(silent):
+        scene.reporter.warn("does not answer, and the plan needs it", host=host, fix=f"gpulayer probe {host}")
+
+
 def _changes(scene: Scene, plan: Plan, views: Mapping[str, HostView]) -> list[str]:
     """Say what has changed of all that a plan stands on, on the hosts that answered."""
     asked = replace(plan, hosts=tuple(host for host in plan.hosts if host.name in views))
@@ -132,6 +150,7 @@ def _changes(scene: Scene, plan: Plan, views: Mapping[str, HostView]) -> list[st
 async def go_on(scene: Scene, plan: Plan | None) -> None:
     """Follow whatever runs of this project, fetch what has ended since, and go on with the queue of the plan.
 
+    What hosts know and the history here does not is taken in hand too. The summary covers all jobs of the plan.
     Where documents or code have changed since it was made the queue stays, and StalePlanError says so at the end.
     """
     jobs, store = scene.jobs, scene.store
@@ -144,29 +163,46 @@ async def go_on(scene: Scene, plan: Plan | None) -> None:
             check_secrets(job for name, job in jobs.jobs.items() if name in waiting)
         answers = await survey(scene.fleet, scene.inventory.hosts.values(), question)
         views = reached([answer.view for answer in answers])
-        changes: list[str] = []
-        trees: Mapping[str, Tree] = {}
+        store.take(jobs.project, new_here(views.values(), history))
+        history = store.runs(jobs.project)
         works: list[Work] = []
+        trees: Mapping[str, Tree] = {}
+        changes: list[str] = []
         if plan is not None and resume:
-            try:
-                check_applicable(plan, jobs)
-                code = await code_of(jobs, scene.inventory)
-                trees, changes = code.trees, _changes(scene, plan, views) + changed_code(plan, jobs, code)
-            except GpulayerError as error:
-                changes = [str(error)]
+            trees, changes = await _ground(scene, plan, views)
             if not changes:
-                works = [
-                    work for work in works_of(plan, jobs, views, history, resume=True) if work.run.job in waiting
-                ]  # fmt: skip
-                for work in works:
-                    if work.outcome is Outcome.UP_TO_DATE:
-                        work.outcome = Outcome.SUCCEEDED  # its end is news here
+                works = _queue(works_of(plan, jobs, views, history, resume=True), waiting)
+        if other is not None:  # its launches are under way
+            history = [run for run in history if run.status != states.LAUNCHING]
         works += _others(works, views, history, store.collected())
+        if plan is not None:
+            works += ended(plan, history, {work.run.job for work in works})
         await _execute(scene, plan, works, views, trees)
         if other is not None and waiting:
             scene.reporter.warn(f"the queue is in the hands of process {other}")
     if changes:
         raise StalePlanError("the queue was left alone, the plan is stale:\n  " + "\n  ".join(changes), fix=PLAN_ANEW)
+
+
+async def _ground(
+    scene: Scene, plan: Plan, views: Mapping[str, HostView]
+) -> tuple[Mapping[str, Tree], list[str]]:  # fmt: skip
+    """Return the code that jobs ship now, and what has changed of all that a plan stands on."""
+    try:
+        check_applicable(plan, scene.jobs)
+        code = await code_of(scene.jobs, scene.inventory)
+    except GpulayerError as error:
+        return {}, [str(error)]
+    return code.trees, _changes(scene, plan, views) + changed_code(plan, scene.jobs, code)
+
+
+def _queue(works: Sequence[Work], waiting: Collection[str]) -> list[Work]:
+    """Return the works of the jobs that an earlier command left waiting; an end among them is news here."""
+    queue = [work for work in works if work.run.job in waiting]
+    for work in queue:
+        if work.outcome is Outcome.UP_TO_DATE:
+            work.outcome = Outcome.SUCCEEDED
+    return queue
 
 
 def _others(

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gpulayer.errors import GpulayerError, HostError
 from gpulayer.fleet.session import AgentError
 from gpulayer.placement.packing import Packing
-from gpulayer.placement.plan import HostView, Plan
+from gpulayer.placement.plan import HostView, KnownRun, Plan
 from gpulayer.placement.queue import Queue, Start
 from gpulayer.remote import states
 from gpulayer.remote.failpoints import failpoint
@@ -84,12 +84,15 @@ class Executor:
         at_once = asyncio.Semaphore(AT_ONCE)
         starting: list[tuple[Work, Start]] = []
         works = [work for work in self.works if work.run.run]
-        self.reporter.statuses(
-            (work.run, {"up_to_date": True} if work.outcome is Outcome.UP_TO_DATE else {}) for work in works
-        )
+        late = {
+            work.run.run for work in works
+            if work.step is Step.NOTHING and not self.detach
+            and work.run.host in self.views and work.run.run not in collected
+        }  # fmt: skip
+        self.reporter.statuses(_standing(work) for work in works if work.run.run not in late)
         for work in works:
             if work.step is Step.NOTHING:
-                if not self.detach and work.run.host in self.views and work.run.run not in collected:
+                if work.run.run in late:
                     self._spawn(group, self._catch_up(work, at_once))
             elif work.step is Step.FOLLOW:
                 if self.detach:
@@ -215,18 +218,25 @@ class Executor:
             if work.outcome is Outcome.SUCCEEDED:
                 work.outcome = Outcome.UNREACHABLE
             self.reporter.warn(
-                f"the outputs could not be fetched: {error}", fix=f"gpulayer fetch {state.run.job}", run=state.run
+                f"the outputs could not be fetched: {error.message}",
+                fix=f"gpulayer fetch {state.run.job}",
+                run=state.run,
             )
 
     async def _catch_up(self, work: Work, at_once: asyncio.Semaphore) -> None:
-        """Get the rest of a finished run's log, and its outputs; its verdict stands."""
+        """Get the rest of a finished run's log, then tell its end, which stands, and get its outputs."""
         async with at_once:
             try:
-                await self.follower.collect(await self.follower.follow(work.run))
+                try:
+                    state = await self.follower.follow(work.run)
+                finally:
+                    self.reporter.statuses([_standing(work)])
+                await self.follower.collect(state)
             except (HostError, AgentError) as error:
                 self.reporter.warn(
-                    f"log and outputs could not be fetched: {error}", fix=f"gpulayer fetch {work.run.job}", run=work.run
-                )
+                    f"log and outputs could not be fetched: {error.message}",
+                    fix=f"gpulayer fetch {work.run.job}", run=work.run,
+                )  # fmt: skip
 
     async def _settle(self, work: Work) -> None:
         """Take a run that has ended off its devices, and decide whether its job gets another attempt."""
@@ -249,7 +259,7 @@ class Executor:
 
     def _given_up(self, work: Work, error: HostError | AgentError) -> None:
         """Say that nobody knows how a run stands. Its devices stay taken: it may well be running there."""
-        work.run = replace(work.run, status=states.UNKNOWN, reason=str(error))
+        work.run = replace(work.run, status=states.UNKNOWN, reason=error.message)
         work.outcome = Outcome.UNKNOWN
         if isinstance(error, HostError):
             self._lose(work.run.host)
@@ -345,6 +355,11 @@ class Executor:
         work.run = replace(work.run, status=states.CANCELLED)
         work.outcome = Outcome.CANCELLED
         self.reporter.status(work.run)
+
+
+def _standing(work: Work) -> tuple[KnownRun, dict[str, object]]:
+    """Return a work's run, and what its status event says besides."""
+    return work.run, {"up_to_date": True} if work.outcome is Outcome.UP_TO_DATE else {}
 
 
 def report_summary(reporter: Reporter, outcomes: Sequence[Outcome]) -> None:

@@ -118,8 +118,8 @@ class Links:
     async def insist(self, host: str, step: Callable[[Session], Awaitable[T]]) -> T:
         """Return what `step(session)` gives, over a new connection where one is lost.
 
-        HostError when the host has not answered for as long as patience lasts. A step is done again as a whole: it is
-        one that may be, because the host does nothing twice.
+        HostError when the host has not answered for as long as patience lasts; without any, at the first silence. A
+        step is done again as a whole: it is one that may be, because the host does nothing twice.
         """
         while True:
             silence = self._lost.get(host)
@@ -145,7 +145,7 @@ class Links:
     def _silent(self, host: str, error: HostError) -> float | None:
         """Note that a host does not answer; return the seconds until it is asked again, None when patience ends."""
         silence = self._lost.get(host)
-        if isinstance(error, BadReplyError) or error.stage in HOPELESS:
+        if isinstance(error, BadReplyError) or error.stage in HOPELESS or self.patience <= 0:
             return None
         if silence is None:
             silence = self._lost[host] = _Silence(since=time.monotonic())
@@ -171,11 +171,12 @@ class _Silence:
 
 @dataclass(slots=True, kw_only=True)
 class Follower:
-    """Follows runs until their end, or until their host is given up."""
+    """Follows runs until their end, or until their host is given up. `quiet` copies logs without showing them."""
 
     links: Links
     reporter: Reporter
     store: Store
+    quiet: bool = False
 
     async def follow(self, run: KnownRun) -> RunState:
         """Return a run's final state, after its whole log is here, and report each change of status on the way.
@@ -257,6 +258,7 @@ class Follower:
         self.store.paths.create_run(run.run)
         path = self.store.paths.log(run.run)
         while True:
+            write_at(path, 0, b"")  # a job that prints nothing has a log too
             offset, tail = local_end(path)
             stream = await session.stream("follow", run=run.run, offset=offset, tail=tail)
             try:
@@ -299,12 +301,13 @@ class Follower:
                 offset += dropped
                 continue
             write_at(path, offset, frame.payload)
-            await self.reporter.channel.put_output(
-                Event(
-                    event=OUTPUT, at=now(), job=run.job, run=run.run, host=run.host, data=frame.payload,
-                    detail={"offset": offset},
-                )
-            )  # fmt: skip
+            if not self.quiet:
+                await self.reporter.channel.put_output(
+                    Event(
+                        event=OUTPUT, at=now(), job=run.job, run=run.run, host=run.host, data=frame.payload,
+                        detail={"offset": offset},
+                    )
+                )  # fmt: skip
             offset += len(frame.payload)
             if until is not None and offset >= until:
                 await stream.stop()
@@ -312,13 +315,10 @@ class Follower:
 
 def local_end(path: Path) -> tuple[int, dict[str, Any] | None]:
     """Return the size of a local log and what docs/protocol.md calls its tail, None where it is empty."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL))
-            data = file.read(TAIL)
-    except FileNotFoundError:
-        return 0, None
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL))
+        data = file.read(TAIL)
     return size, {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} if size else None
 
 

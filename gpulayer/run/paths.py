@@ -13,6 +13,7 @@ from typing import Final
 from gpulayer.errors import StateError, UsageError
 
 NAME: Final = ".gpulayer"
+JOBS: Final = "jobs.yaml"
 RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -83,13 +84,13 @@ class Paths:
 
 
 def find_folder(start: Path) -> Path:
-    """Return the nearest folder from `start` upward that has a `.gpulayer/`; UsageError where there is none."""
+    """Return the nearest folder from `start` upward with a `.gpulayer/` or a jobs file; UsageError where is none."""
     start = start.resolve()
     for folder in (start, *start.parents):
-        if (folder / NAME).is_dir():
+        if (folder / NAME).is_dir() or (folder / JOBS).is_file():
             return folder
     raise UsageError(
-        f"there is no {NAME} folder in {start} or above it: nothing was applied here",
+        f"there is neither {NAME} nor {JOBS} in {start} or above it: nothing was applied here",
         fix="go to the folder of the jobs file, or name the jobs file",
     )
 

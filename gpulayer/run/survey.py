@@ -12,6 +12,7 @@ from gpulayer.errors import GpulayerError, HostError, Stage, UsageError
 from gpulayer.fleet.session import AgentError, Fleet, Session
 from gpulayer.gpu.facts import BadReportError, HostFacts, facts_from_report
 from gpulayer.placement.plan import HostView, KnownRun
+from gpulayer.remote import states
 from gpulayer.run.replies import Reader, RunState, run_state
 from gpulayer.spec.inventory import Host, Inventory
 
@@ -184,6 +185,25 @@ def _one_name_a_host(answers: Sequence[Surveyed], found: Mapping[str, Session | 
         )  # fmt: skip
         result.append(_unreached(host, error))
     return result
+
+
+def new_here(views: Iterable[HostView], history: Iterable[KnownRun]) -> list[KnownRun]:
+    """Return what hosts know of a project and the local history does not, oldest first.
+
+    That is all that has not ended, and of what has ended each job's newest run: what another controller started, or
+    this one before its history was lost.
+    """
+    here = {run.run: run for run in history}
+    there = [replace(run, host=view.host.name) for view in views for run in view.runs]
+    newest = {run.job: run.run for run in sorted((*here.values(), *there), key=_begun)}
+    return [
+        run for run in sorted(there, key=_begun)
+        if run.run not in here and (run.status not in states.FINAL or newest[run.job] == run.run)
+    ]  # fmt: skip
+
+
+def _begun(run: KnownRun) -> tuple[str, int]:
+    return run.started_at or "", run.attempt
 
 
 def with_history(views: Iterable[HostView], runs: Iterable[KnownRun]) -> list[HostView]:

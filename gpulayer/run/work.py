@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpulayer.errors import ExitCode, UsageError
@@ -181,6 +181,17 @@ def works_of(
         if not _seen(work, plan, planned, views, there=on_host, before=before):
             _begin(work, planned, planned.attempt, before, resume=resume)
     return works
+
+
+def ended(plan: Plan, history: Iterable[KnownRun], in_hand: Collection[str]) -> list[Work]:
+    """Return the works of planned jobs, other than those in hand, whose runs had their end before."""
+    newest = _newest(history)
+    found = []
+    for planned in plan.jobs:
+        run = newest.get((planned.job, planned.key))
+        if run is not None and run.status in states.FINAL and planned.job not in in_hand:
+            found.append(Work(run=run, step=Step.NOTHING, outcome=_verdict(run)))
+    return found
 
 
 def _newest(runs: Iterable[KnownRun]) -> dict[tuple[str, str], KnownRun]:

@@ -216,10 +216,10 @@ def parse_jobs(document: Document) -> JobSet:
                 problems += located(document, "jobs", name, error.faults)
         if problems:
             raise refuse(problems)
-        return JobSet(project=document.value.get("name") or _slug(folder.name), jobs=jobs, path=path)
+        return JobSet(project=document.value.get("name") or slug(folder.name), jobs=jobs, path=path)
 
 
-def _slug(folder: str) -> str:
+def slug(folder: str) -> str:
     """Return a folder's name as a project's: `My Sweep` is `my-sweep`."""
     return re.sub(r"[^a-z0-9]+", "-", folder.lower())[:63].strip("-") or "jobs"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from typing import IO, Any
@@ -83,10 +84,31 @@ def test_a_story_from_plan_to_fetch(story: Commander) -> None:
     events = story("logs", "good", "--json").events()
     assert "".join(event["text"] for event in events if event["event"] == "output") == "one\ntwo"
     assert "exited 3" in story("status").out
-    assert story("fetch", "good").code == 0
+    fetched = story("fetch", "good")
+    assert (fetched.code, fetched.out) == (0, "")  # files are brought here, the log is not shown
+    assert "fetched 0 files" in fetched.err
+    assert "declares no outputs" in story("fetch", "late").err
+    reader = story.start("logs", "good", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert reader.stdout
+    assert reader.stderr
+    reader.stdout.close()  # it has seen enough: nothing is followed, and nothing was interrupted
+    assert reader.stderr.read() == b""
+    reader.stderr.close()
+    assert reader.wait(timeout=30) == 0
     assert "slots taken" in story("status", "--hosts").out
     assert story("status", "--hosts", "--json").json()["hosts"][0]["name"] == "here"
     assert story("logs", "nobody").code == 2
+
+
+def test_where_nothing_was_applied_hosts_are_asked(story: Commander) -> None:
+    assert "slots taken" in story("status", "--hosts").out
+    assert story("status").out == "story: nothing was applied yet\n"
+    (story.folder / "jobs.yaml").unlink()
+    shutil.rmtree(story.folder / ".gpulayer")
+    assert "slots taken" in story("status", "--hosts").out
+    nowhere = story("status")
+    assert (nowhere.code, nowhere.out) == (2, "")
+    assert "nothing was applied here" in nowhere.err
 
 
 def test_json_of_apply_is_one_event_a_line_and_nothing_else(story: Commander) -> None:
@@ -228,7 +250,7 @@ def test_secrets_are_masked_on_the_screen_and_must_be_set(story: Commander) -> N
         "jobs.yaml", "version: 1\njobs:\n  leak: {accelerator: cpu, secrets: [TOKEN], command: 'echo \"<$TOKEN>\"'}\n"
     )
     unset = story("apply", "jobs.yaml", "--yes")
-    assert unset.code == 2
+    assert (unset.code, unset.out) == (2, "")  # before anything connects
     assert "export TOKEN" in unset.err
     story.extra["TOKEN"] = "s3cr3t-value"  # noqa: S105 - it guards nothing
     applied = story("apply", "jobs.yaml", "--yes")

@@ -131,6 +131,15 @@ class Project:
         )
 
 
+def gated(folder: Path) -> str:
+    """Return a command that prints until a file appears: the test says when, no clock does."""
+    return f"{STARTED}; i=0; until test -e {folder}/gate; do i=$((i+1)); echo line $i; sleep 0.02; done; echo done"
+
+
+def release(project: Project) -> None:
+    (project.folder / "gate").touch()
+
+
 def summary(events: Sequence[Event]) -> tuple[int, dict[str, int]]:
     """Return the exit code and the counts of the last event, which must be the summary."""
     assert events[-1].event == "summary"

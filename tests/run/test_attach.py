@@ -16,16 +16,7 @@ from gpulayer.placement.plan import Action
 from gpulayer.run import api
 from gpulayer.run.events import Event
 from gpulayer.run.store import Store
-from tests.run.project import STARTED, Project, output, summary, words
-
-
-def gated(folder: Path) -> str:
-    """Return a command that prints until a file appears: the test says when, no clock does."""
-    return f"{STARTED}; i=0; until test -e {folder}/gate; do i=$((i+1)); echo line $i; sleep 0.02; done; echo done"
-
-
-def release(project: Project) -> None:
-    (project.folder / "gate").touch()
+from tests.run.project import STARTED, Project, gated, output, release, summary, words
 
 
 async def test_kill_9_of_the_controller_then_attach(project: Project) -> None:

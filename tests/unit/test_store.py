@@ -60,7 +60,7 @@ def test_a_database_that_was_moved_away_leaves_nothing_in_the_next(tmp_path: Pat
         "import os; from pathlib import Path; from tests.unit.test_store import *\n"
         f"store = Store.open(Path({str(tmp_path)!r})); store.take('p', [queued('old')]); os._exit(9)"
     )
-    subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | {"PYTHONPATH": str(Path.cwd())})
     database = Paths(tmp_path).database
     assert database.with_name("state.db-wal").stat().st_size
     database.rename(database.with_name("state.db.broken"))
@@ -215,6 +215,8 @@ def test_the_folder_is_found_upward(tmp_path: Path) -> None:
     (tmp_path / ".gpulayer").rmdir()
     with pytest.raises(UsageError):
         find_folder(below)
+    (tmp_path / "a" / "jobs.yaml").touch()
+    assert find_folder(below) == (tmp_path / "a").resolve()
 
 
 @pytest.mark.parametrize("run", ["../x", "", "a/b", "A", "-a", "a\n", "a" * 64])
