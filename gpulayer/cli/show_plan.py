@@ -23,6 +23,7 @@ COUNTED = {
     Action.REFUSE: "refused",
 }
 WAYS = {Kind.BUSY: "wait", Kind.HOST: "fix the host", Kind.JOB: "change the job", Kind.NEVER: "never"}
+CHANGED = ", changed"
 STYLES = {Kind.BUSY: "warn", Kind.HOST: "warn", Kind.JOB: "warn", Kind.NEVER: "faint"}
 
 
@@ -48,6 +49,11 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False) -> None:
     for host in shown_silent:
         show_unreached(screen, host.name, host.error, host.fix, style="warn")
     _say_folded(screen, len(silent) - len(shown_silent), "hosts that were not reached")
+    earlier = [(job.job, run) for job in plan.jobs for run in job.still_running]
+    shown_earlier = earlier if everything else earlier[:MOST_REASONS]
+    for name, run in shown_earlier:
+        screen.say(f"warning: {name} was changed, and its earlier run goes on (gpulayer cancel {run} ends it)", "warn")
+    _say_folded(screen, len(earlier) - len(shown_earlier), "earlier runs that go on")
     if any(job.action is Action.FAILED for job in plan.jobs):
         screen.say(RETRY)
     if not plan.applicable:
@@ -61,13 +67,18 @@ def _rows(plan: Plan, jobs: Sequence[PlannedJob], *, one_each: bool) -> Iterator
     groups: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
         place = f"{job.placement.host} {job.accelerator}" if job.placement else _where(plan, job)
-        groups.setdefault((job.action.replace("_", " "), place), []).append(job.job)
+        groups.setdefault((_words(job), place), []).append(job.job)
     for (action, place), names in groups.items():
         yield folded(names, 3), action if len(names) == 1 else f"{action} ({len(names)} jobs)", place
 
 
 def _action(job: PlannedJob) -> str:
-    return f"queue {job.position}" if job.position else job.action.replace("_", " ")
+    return f"queue {job.position}{CHANGED if job.changed else ''}" if job.position else _words(job)
+
+
+def _words(job: PlannedJob) -> str:
+    """Return what is done with a job, without its place in the queue; a new declaration of its name says so."""
+    return job.action.replace("_", " ") + (CHANGED if job.changed and job.action in {Action.RUN, Action.QUEUE} else "")
 
 
 def _where(plan: Plan, job: PlannedJob) -> str:

@@ -423,6 +423,8 @@ class Fleet:
         A host that is out of reach is tried again, ever more slowly, for `deadline` seconds (None: one try). What no
         repetition can mend, such as a changed key or a refused login, is raised at once. Raises HostError.
         """
+        if name not in self.inventory.hosts:
+            raise HostError(name, Stage.RESOLVE, "it is not in the inventory", fix="put it back there")
         loop = asyncio.get_running_loop()
         end = loop.time() + (deadline or 0.0)
         pause = _FIRST_PAUSE

@@ -91,6 +91,8 @@ def _job(job: PlannedJob) -> dict[str, Any]:
         "run": job.run,
         "attempt": job.attempt,
         "tree": job.tree,
+        "changed": job.changed,
+        "still_running": list(job.still_running),
     }
 
 
@@ -206,6 +208,8 @@ def _read_job(job: _Node) -> PlannedJob:
         run=job["run"].maybe(_Node.text),
         attempt=job["attempt"].maybe(_Node.count),
         tree=job["tree"].maybe(_Node.text),
+        changed=job["changed"].flag(),
+        still_running=job["still_running"].texts(),
     )
 
 
@@ -243,22 +247,26 @@ def _check(plan: Plan, node: _Node) -> None:
     """Hold what a plan says in one place against the others: hosts, shapes, places and positions."""
     hosts = {host.name: host for host in plan.hosts}
     for job, entry in zip(plan.jobs, node["jobs"].items(), strict=True):
-        if job.shape not in plan.shapes:
-            entry["shape"].refuse("is no shape of this plan")
-        if (job.action in PLACED) != (job.placement is not None):
-            entry["placement"].refuse(f"does not go with the action {job.action.value!r}")
-        if (job.action is Action.QUEUE) != (job.position is not None):
-            entry["position"].refuse(f"does not go with the action {job.action.value!r}")
-        if (job.action is Action.REFUSE) != (job.run is None):
-            entry["run"].refuse(f"does not go with the action {job.action.value!r}")
-        if job.run is not None and (job.attempt is None or job.run != run_id(job.job, job.key, job.attempt)):
-            entry["run"].refuse("is not the run that the job, its key and the attempt name")
-        if job.placement is not None and job.placement.host not in hosts:
-            entry["placement"].refuse("names a host that is not in this plan")
+        _check_job(job, plan, entry)
         if job.placement is not None and job.action in STARTED:
+            if job.placement.host not in hosts:
+                entry["placement"].refuse("names a host that is not in this plan")
             _check_place(job, job.placement, hosts[job.placement.host], plan.shapes[job.shape], entry)
     if len({job.job for job in plan.jobs}) != len(plan.jobs):
         node["jobs"].refuse("holds a job twice")
+
+
+def _check_job(job: PlannedJob, plan: Plan, entry: _Node) -> None:
+    if job.shape not in plan.shapes:
+        entry["shape"].refuse("is no shape of this plan")
+    if (job.action in PLACED) != (job.placement is not None):
+        entry["placement"].refuse(f"does not go with the action {job.action.value!r}")
+    if (job.action is Action.QUEUE) != (job.position is not None):
+        entry["position"].refuse(f"does not go with the action {job.action.value!r}")
+    if (job.action is Action.REFUSE) != (job.run is None):
+        entry["run"].refuse(f"does not go with the action {job.action.value!r}")
+    if job.run is not None and (job.attempt is None or job.run != run_id(job.job, job.key, job.attempt)):
+        entry["run"].refuse("is not the run that the job, its key and the attempt name")
 
 
 def _check_place(job: PlannedJob, place: Placement, host: PlannedHost, verdict: ShapeVerdict, entry: _Node) -> None:

@@ -168,7 +168,8 @@ class PlannedJob:
 
     `run` is the run id that is launched, followed, or that ended before (None for refused jobs), and `attempt` its
     number, from 1. `placement` is where the job is to run (`run`, `retry`) or runs (`follow`); None otherwise.
-    `accelerator` is the one it is placed under; for `queue` the first of its list that fits anywhere.
+    `accelerator` is the one it is placed under; for `queue` the first of its list that fits anywhere. `changed`: it ran
+    before as another declaration of the same name; `still_running` are runs of such that have not ended.
     """
 
     job: str
@@ -181,6 +182,8 @@ class PlannedJob:
     run: str | None = None
     attempt: int | None = None
     tree: str | None = None
+    changed: bool = False
+    still_running: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

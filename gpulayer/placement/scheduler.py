@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -32,12 +32,13 @@ DOUBTFUL: Final = frozenset({"degraded", "unknown"})
 
 
 class _Decision(NamedTuple):
-    """What becomes of a job, before it has a place. `seen` is the run that decided."""
+    """What becomes of a job, before it has a place. `seen` is the run that decided; `earlier` had other keys."""
 
     match: Match
     action: Action
     attempt: int
     seen: KnownRun | None
+    earlier: Sequence[KnownRun]
 
 
 @collector_paused()
@@ -49,17 +50,19 @@ def make_plan(
     trees: Mapping[str, str | None],
     documents: Sequence[tuple[str, str]],
     now: str,
+    history: Iterable[KnownRun] = (),
     retry_failed: bool = False,
     applicable: bool = True,
 ) -> Plan:
     """Decide for every job what becomes of it, and where those that can start now start.
 
     `keys` and `trees` are by job name; `documents` are (path, sha256) pairs; `now` is the time as RFC 3339. `views`
-    hold all hosts of the inventory, with the runs of this project that each is known to have, those of hosts that do
-    not answer included: a run whose end is not known is followed, never started again.
+    hold all hosts of the inventory, with the runs of this project that each knows; `history` are the runs that are
+    known here. A run whose end is not known is followed, never started again: its host may not answer, may have left
+    the inventory, or may have lost its records.
     """
     matcher = Matcher(views)
-    decisions = _decide(jobs, keys, _runs_by_job(views), matcher, retry_failed=retry_failed)
+    decisions = _decide(jobs, keys, _runs_by_job(views, history), matcher, retry_failed=retry_failed)
     packing = Packing(views, matcher=matcher)
     queue = Queue(packing)
     places: dict[str, tuple[Accelerator, Placement]] = {}
@@ -67,9 +70,10 @@ def make_plan(
     for position, (name, decision) in enumerate(decisions.items()):
         job = jobs.jobs[name]
         if decision.action is Action.FOLLOW and decision.seen is not None:
-            view = by_name[decision.seen.host]
-            places[name] = _where_it_runs(job, decision.seen, view.seen_by(asked_python(job)))
-            packing.adopt(job, *places[name])
+            view = by_name.get(decision.seen.host)
+            places[name] = _where_it_runs(job, decision.seen, view.seen_by(asked_python(job)) if view else None)
+            if view is not None:
+                packing.adopt(job, *places[name])
         elif decision.action in TO_PLACE:
             queue.add(job, position)
     places |= {start.job.name: (start.accelerator, start.placement) for start in queue.ready()}
@@ -101,12 +105,14 @@ def _decide(
     decisions = {}
     for job in jobs.jobs.values():
         match = matcher.match(job)
-        same = [run for run in runs.get(job.name, ()) if run.key == keys[job.name]]
+        known = runs.get(job.name, ())
+        same = [run for run in known if run.key == keys[job.name]]
         action, seen = _compare(same, retry_failed=retry_failed)
         if action in TO_PLACE and not match.verdict.fits:
             action = Action.REFUSE
         attempt = max(run.attempt for run in same) + 1 if same else 1
-        decisions[job.name] = _Decision(match, action, attempt, seen)
+        earlier = [run for run in known if run.key != keys[job.name]]
+        decisions[job.name] = _Decision(match, action, attempt, seen, earlier)
     return decisions
 
 
@@ -127,9 +133,15 @@ def _compare(same: Sequence[KnownRun], *, retry_failed: bool) -> tuple[Action, K
     return (Action.RETRY if retry_failed else Action.FAILED), runs[0]
 
 
-def _runs_by_job(views: Sequence[HostView]) -> dict[str, list[KnownRun]]:
-    """Return the known runs by job, each on the host that tells of it; what two names of a machine tell counts once."""
-    seen = {run.run: replace(run, host=view.host.name) for view in views for run in view.runs}
+def _runs_by_job(views: Sequence[HostView], history: Iterable[KnownRun]) -> dict[str, list[KnownRun]]:
+    """Return the known runs by job, each on the host that tells of it; what two names of a machine tell counts once.
+
+    What no host tells of is known from the history, unless a host that answers was the only one to have it and it never
+    began there: then its launch did not arrive or was refused.
+    """
+    answering = {view.host.name for view in views if view.reached}
+    seen = {run.run: run for run in history if run.host and (run.started_at or run.host not in answering)}
+    seen |= {run.run: replace(run, host=view.host.name) for view in views for run in view.runs}
     by_job: dict[str, list[KnownRun]] = {}
     for run in seen.values():
         by_job.setdefault(run.job, []).append(run)
@@ -176,6 +188,8 @@ def _line(
         run=run,
         attempt=attempt,
         tree=tree,
+        changed=bool(decision.earlier),
+        still_running=tuple(run.run for run in decision.earlier if run.status not in FINAL),
     )
 
 

@@ -20,12 +20,13 @@ from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.replies import Reader, run_state
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, new_here, survey
-from gpulayer.run.work import Step, Work, outcome_of
+from gpulayer.run.work import Step, Work, outcome_of, why_unknown
 
 STATUS_SCHEMA: Final = "gpulayer.status/1"
 ASKED_AT_ONCE: Final = 1000  # run ids in one question: a frame's header holds them
 UNDER_WAY: Final = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds in which a launch that was announced arrives
 CHUNK: Final = 256 * 2**10
+GIVEN_UP: Final = "given_up"
 
 
 def status_document(runs: Iterable[KnownRun]) -> dict[str, Any]:
@@ -94,7 +95,7 @@ async def _ask(
     host: str, session: Session | HostError | None, store: Store, runs: Sequence[KnownRun]
 ) -> list[KnownRun]:
     if session is None:
-        return [_unknown(run, f"{host} is not in the inventory") for run in runs]
+        return [_unknown(run, why_unknown(host, (), ())) for run in runs]
     if isinstance(session, HostError):
         return [_unknown(run, session.message) for run in runs]
     found: list[KnownRun] = []
@@ -114,7 +115,7 @@ def _told(host: str, run: KnownRun, state: object) -> KnownRun:
         return run_state(host, state).run
     if run.status == states.LAUNCHING:  # the launch never arrived: nothing was started
         return replace(run, status=states.QUEUED, host="", devices=())
-    return _unknown(run, f"{host} no longer knows this run")
+    return _unknown(run, why_unknown(host, (host,), (host,)))
 
 
 def _unknown(run: KnownRun, reason: str) -> KnownRun:
@@ -207,6 +208,10 @@ class Afterwards:
             except (HostError, AgentError) as error:
                 if work.run.status in states.FINAL:
                     self.reporter.warn(error.message, fix=f"gpulayer fetch {run.job}", run=run)
+                elif self._is_given_up(run, error):
+                    work.run = replace(run, status=states.LOST, reason=GIVEN_UP)
+                    self.reporter.status(work.run)
+                    self.reporter.warn(f"if it runs there still, nobody knows: {error.message}", run=run)
                 else:
                     work.run = _unknown(run, error.message)
                     self.reporter.status(work.run)
@@ -215,6 +220,12 @@ class Afterwards:
                     else:
                         self.reporter.warn("whether it ends is not known", fix=error.fix, run=run)
         work.outcome = outcome_of(work.run)
+
+    def _is_given_up(self, run: KnownRun, error: HostError | AgentError) -> bool:
+        """Tell whether nobody is left to ask: then a person's word that the run shall not go on settles it."""
+        return run.host not in self.fleet.inventory.hosts or (
+            isinstance(error, AgentError) and error.code == "unknown_run"
+        )
 
     async def _send_cancel(self, run: KnownRun, links: Links, grace: float | None) -> None:
         """Cancel a run on its host. Where that cannot be told, or does not know a run yet, the cancel is kept."""

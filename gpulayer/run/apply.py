@@ -30,6 +30,7 @@ from gpulayer.run.work import (
     needed_hosts,
     outcome_of,
     planned_outcome,
+    why_unknown,
     works_of,
 )
 from gpulayer.spec.inventory import Inventory
@@ -129,14 +130,15 @@ def _hold_back(
     scene: Scene, plan: Plan, works: Sequence[Work], views: Mapping[str, HostView], must: Collection[str]
 ) -> None:
     """Start nothing where no host answers that could take it, and say which hosts and runs nothing is known of."""
-    silent = set(must) - set(views)
+    silent = scene.inventory.hosts.keys() & set(must) - set(views)
     for work in works:
         hosts_of = {work.place[1].host} if work.place else set(plan.shapes[work.shape].fits) if work.shape else set()
         if work.step in {Step.START, Step.QUEUE} and not hosts_of & set(views):
             work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
             silent |= hosts_of
         elif work.outcome is Outcome.UNKNOWN and work.run.host not in silent:
-            scene.reporter.warn(f"how it stands is not known: {work.run.reason}", run=work.run)
+            fix = f"make it answer, or give the run up: gpulayer cancel {work.run.run}"
+            scene.reporter.warn(f"how it stands is not known: {work.run.reason}", fix=fix, run=work.run)
     for host in sorted(silent):
         scene.reporter.warn("does not answer, and the plan needs it", host=host, fix=f"gpulayer probe {host}")
 
@@ -174,7 +176,7 @@ async def go_on(scene: Scene, plan: Plan | None) -> None:
                 works = _queue(works_of(plan, jobs, views, history, resume=True), waiting)
         if other is not None:  # its launches are under way
             history = [run for run in history if run.status != states.LAUNCHING]
-        works += _others(works, views, history, store.collected())
+        works += _others(works, views, history, store.collected(), scene.inventory.hosts)
         if plan is not None:
             works += ended(plan, history, {work.run.job for work in works})
         await _execute(scene, plan, works, views, trees)
@@ -206,7 +208,11 @@ def _queue(works: Sequence[Work], waiting: Collection[str]) -> list[Work]:
 
 
 def _others(
-    works: Sequence[Work], views: Mapping[str, HostView], history: Sequence[KnownRun], collected: set[str]
+    works: Sequence[Work],
+    views: Mapping[str, HostView],
+    history: Sequence[KnownRun],
+    collected: set[str],
+    inventory: Collection[str],
 ) -> list[Work]:
     """Return works for all other runs that hosts or history know as running, or whose log is not all here."""
     in_hand = {work.run.run for work in works}
@@ -224,8 +230,7 @@ def _others(
             undone = replace(run, status=states.QUEUED, host="", devices=())
             found.append(Work(run=undone, step=Step.NOTHING, outcome=Outcome.QUEUED))
             continue
-        reason = "the host no longer knows this run" if run.host in views else f"{run.host} does not answer"
-        unknown = replace(run, status=states.UNKNOWN, reason=reason)
+        unknown = replace(run, status=states.UNKNOWN, reason=why_unknown(run.host, views, inventory))
         found.append(Work(run=unknown, step=Step.NOTHING, outcome=Outcome.UNKNOWN))
     return found
 

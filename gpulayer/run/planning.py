@@ -11,12 +11,12 @@ from typing import Final
 from gpulayer.errors import UsageError
 from gpulayer.fleet.session import Fleet
 from gpulayer.fleet.tree import Tree, tree_of
-from gpulayer.placement.plan import HostView, Plan
+from gpulayer.placement.plan import HostView, KnownRun, Plan
 from gpulayer.placement.scheduler import make_plan
 from gpulayer.run.events import now
 from gpulayer.run.paths import Paths
 from gpulayer.run.store import Store
-from gpulayer.run.survey import Question, survey, with_history
+from gpulayer.run.survey import Question, survey
 from gpulayer.spec.inventory import Inventory
 from gpulayer.spec.jobs import JobSet, JobSpec, asked_python, job_key
 
@@ -89,17 +89,18 @@ def frameworks_of(jobs: Iterable[JobSpec]) -> tuple[str, ...]:
 async def make(
     jobs: JobSet, inventory: Inventory, fleet: Fleet, *, fresh: bool = False, retry_failed: bool = False
 ) -> Plan:
-    """Plan against what the hosts say now. Of hosts that do not answer the local history tells what it knows."""
+    """Plan against what the hosts say now, and what the local history knows of runs that they do not tell of."""
     asking = asyncio.create_task(survey(fleet, inventory.hosts.values(), question_for(jobs, fresh=fresh)))
     try:
         code = await code_of(jobs, inventory)
         views: Sequence[HostView] = [answer.view for answer in await asking]
     finally:
         asking.cancel()
+    history: Sequence[KnownRun] = ()
     if Paths(jobs.folder).database.exists():
         with Store.open(jobs.folder) as store:
-            views = with_history(views, store.runs(jobs.project))
-    return decide(jobs, inventory, views, code, retry_failed=retry_failed)
+            history = store.runs(jobs.project)
+    return decide(jobs, inventory, views, code, history, retry_failed=retry_failed)
 
 
 def decide(
@@ -107,11 +108,12 @@ def decide(
     inventory: Inventory,
     views: Sequence[HostView],
     code: Code,
+    history: Sequence[KnownRun] = (),
     *,
     retry_failed: bool = False,
     applicable: bool = True,
 ) -> Plan:
-    """Return the plan for jobs whose code and hosts are known."""
+    """Return the plan for jobs whose code and hosts are known, and with them the runs that are known here."""
     return make_plan(
         jobs,
         views,
@@ -119,6 +121,7 @@ def decide(
         trees=code.hashes,
         documents=documents_of(jobs, inventory),
         now=now(),
+        history=history,
         retry_failed=retry_failed,
         applicable=applicable,
     )

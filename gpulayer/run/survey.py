@@ -206,20 +206,6 @@ def _begun(run: KnownRun) -> tuple[str, int]:
     return run.started_at or "", run.attempt
 
 
-def with_history(views: Iterable[HostView], runs: Iterable[KnownRun]) -> list[HostView]:
-    """Give hosts that were not reached the runs that the local history knows there.
-
-    What happened to them cannot be known now; it is settled by asking the same host, so they are never run elsewhere.
-    """
-    by_host: dict[str, list[KnownRun]] = {}
-    for run in runs:
-        by_host.setdefault(run.host, []).append(run)
-    return [
-        view if view.reached else replace(view, runs=tuple(by_host.get(view.host.name, ())))
-        for view in views
-    ]  # fmt: skip
-
-
 def fleet_document(surveyed: Iterable[Surveyed]) -> dict[str, Any]:
     """Return the `gpulayer.fleet/1` document that `probe --json` prints."""
     return {

@@ -226,12 +226,12 @@ def _seen(
         work.outcome = planned_outcome(plan, planned)
         if before is not None and before.status in states.FINAL:
             work.run = before
-    elif before is not None and before.host and before.host not in views:
-        _unsettled(work, before, f"{before.host} does not answer")
+    elif before is not None and before.host and (before.host not in views or before.started_at):
+        _unsettled(work, before, why_unknown(before.host, views, (host.name for host in plan.hosts)))
     elif planned.action is Action.FOLLOW and planned.attempt is not None:
         host = planned.placement.host if planned.placement else ""
         lost = replace(queued(planned.job, planned.key, planned.attempt), host=host)
-        _unsettled(work, lost, f"{host} {'no longer knows it' if host in views else 'does not answer'}")
+        _unsettled(work, lost, why_unknown(host, views, (host.name for host in plan.hosts)))
     else:
         return False
     return True
@@ -251,6 +251,13 @@ def _begin(work: Work, planned: PlannedJob, attempt: int, before: KnownRun | Non
         work.step, work.place = Step.START, (Accelerator(planned.accelerator), planned.placement)
     else:
         work.step = Step.QUEUE
+
+
+def why_unknown(host: str, answering: Collection[str], inventory: Iterable[str]) -> str:
+    """Say why a host tells nothing of a run that it was given."""
+    if host in answering:
+        return f"{host} no longer knows it"
+    return f"{host} does not answer" if host in inventory else f"{host} is not in the inventory"
 
 
 def _unsettled(work: Work, before: KnownRun, reason: str) -> None:

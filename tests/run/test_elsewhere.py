@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer.errors import HostError, UsageError
-from gpulayer.placement.plan import KnownRun
+from gpulayer.placement.plan import Action, KnownRun
 from gpulayer.run import api
 from tests.run.project import STARTED, Project, gated, output, release, summary, words
 
@@ -112,3 +112,33 @@ async def test_a_host_that_is_down_is_told_once_and_not_waited_for(project: Proj
     finally:
         project.hosts["run-three"].start()
     assert summary(await project.cancel(["a"])) == (1, {"cancelled": 1})
+
+
+@pytest.mark.parametrize("way", ["left the inventory", "lost its records"])
+async def test_a_run_of_which_no_host_tells_is_given_up_by_a_person_alone(project: Project, way: str) -> None:
+    jobs = {"a": {"command": gated(project.folder)}, "b": {"command": STARTED}}
+    project.write({name: job | {"where": {"hosts": ["run-three"]}} for name, job in jobs.items()})
+    await project.apply(detach=True)
+    while {run.job: run.status for run in await statuses(project)}["b"] != "exited":
+        pass
+    await project.apply(await project.plan(), detach=True)
+    if way == "left the inventory":
+        away = project.hosts.pop("run-three")
+    else:
+        away = project.hosts["run-three"]
+        project.extra["run-three"] |= {"state_dir": str(project.folder / "another-state")}
+    project.write(jobs)
+    plan = await project.plan()
+    assert {job.job: job.action for job in plan.jobs} == {"a": Action.FOLLOW, "b": Action.UP_TO_DATE}
+    assert summary(await project.apply(plan)) == (4, {"unknown": 1, "up_to_date": 1})
+    assert summary(await project.attach(plan)) == (4, {"unknown": 1, "up_to_date": 1})
+    events = await project.cancel(["a"])
+    assert [event.event for event in events] == ["lost", "warning", "summary"]
+    assert events[0].detail["reason"] == "given_up"
+    again = await project.plan()
+    assert {job.job: job.action for job in again.jobs} == {"a": Action.FAILED, "b": Action.UP_TO_DATE}
+    release(project)
+    retried = await project.apply(await project.plan(retry_failed=True))
+    assert summary(retried) == (0, {"succeeded": 1, "up_to_date": 1})
+    project.hosts["run-three"] = away
+    assert sorted(project.starts().values()) == [1, 1, 1]

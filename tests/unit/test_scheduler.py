@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpulayer.placement.document import from_json
 from gpulayer.placement.matching import Matcher
 from gpulayer.placement.plan import HostView
 from gpulayer.placement.verdicts import Fits, verdict
 from gpulayer.spec.jobs import JobSet
 from tests import oracle
 from tests.fleets import (
+    NOW,
     a_cuda,
     a_mac,
     a_run,
@@ -306,8 +308,16 @@ def test_a_changed_job_runs_again() -> None:
     jobs = jobs_of(document_of(job={"accelerator": "cpu"}))
     view = views_of(fleet_of({"box": report()}))[0]
     plan = plan_json(jobs, [replace(view, runs=(a_run("job", "f" * 64, "box", "exited", code=0),))])
-    assert line(plan, "job")["action"] == "run"
-    assert line(plan, "job")["attempt"] == 1
+    entry = line(plan, "job")
+    assert (entry["action"], entry["attempt"], entry["changed"], entry["still_running"]) == ("run", 1, True, [])
+
+
+def test_the_earlier_run_of_a_changed_job_is_named_while_it_goes_on() -> None:
+    jobs = jobs_of(document_of(job={"accelerator": "cpu"}))
+    view = views_of(fleet_of({"box": report()}))[0]
+    earlier = a_run("job", "f" * 64, "box", "running")
+    plan = plan_json(jobs, [replace(view, runs=(earlier,))])
+    assert line(plan, "job")["still_running"] == [earlier.run]
 
 
 def test_a_followed_run_keeps_its_device_and_slot() -> None:
@@ -335,3 +345,37 @@ def test_a_run_on_a_host_that_does_not_answer_is_followed() -> None:
     plan = plan_json(jobs, [replace(gone, runs=(run,)), box])
     assert line(plan, "job")["action"] == "follow"
     assert line(plan, "job")["placement"] == {"host": "gone", "devices": []}
+    assert line(plan_json(jobs, [gone, box], history=[run]), "job") == line(plan, "job")
+
+
+@pytest.mark.parametrize(
+    ("host", "status", "began", "action"),
+    [
+        ("left", "running", True, "follow"),  # its host has left the inventory: what it does cannot be known
+        ("left", "launching", False, "follow"),
+        ("left", "exited", True, "up_to_date"),
+        ("left", "lost", True, "failed"),
+        ("box", "running", True, "follow"),  # its host answers and has lost its records
+        ("box", "exited", True, "up_to_date"),
+        ("box", "launching", False, "run"),  # the launch never arrived
+        ("box", "failed_to_start", False, "run"),  # the host refused it, and wrote nothing
+        ("", "queued", False, "run"),
+    ],
+)
+def test_what_no_host_tells_of_is_known_from_the_history(host: str, status: str, began: bool, action: str) -> None:
+    jobs = jobs_of(document_of(job={"accelerator": "cpu"}))
+    code = 0 if status == "exited" else None
+    run = a_run("job", keys_of(jobs)["job"], host, status, code=code, started_at=NOW if began else None)
+    plan = plan_json(jobs, views_of(fleet_of({"box": report()})), history=[run])
+    entry = line(plan, "job")
+    assert entry["action"] == action
+    assert from_json(plan).jobs[0].run == run.run
+    assert (entry["placement"] or {}).get("host") == {"follow": host, "run": "box"}.get(action)
+
+
+def test_what_a_host_tells_comes_before_the_history() -> None:
+    jobs = jobs_of(document_of(job={"accelerator": "cpu"}))
+    view = views_of(fleet_of({"box": report()}))[0]
+    then = a_run("job", keys_of(jobs)["job"], "box", "running", started_at=NOW)
+    plan = plan_json(jobs, [replace(view, runs=(replace(then, status="exited", code=0),))], history=[then])
+    assert line(plan, "job")["action"] == "up_to_date"

@@ -123,6 +123,19 @@ def test_what_may_run_on_a_silent_host_is_unknown_and_stays_there(status: str) -
     assert found.run.host == "alpha"
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "outcome"),
+    [("running", None, Outcome.UNKNOWN), ("exited", 0, Outcome.UP_TO_DATE), ("exited", 3, Outcome.FAILED)],
+)
+def test_what_began_on_a_host_that_has_forgotten_it_is_not_started_again(
+    status: str, code: int | None, outcome: Outcome
+) -> None:
+    began = replace(known(status, code=code), started_at=now())
+    for action in (Action.RUN, Action.QUEUE):
+        found = work(plan_of(action), view(), began)
+        assert (found.step, found.outcome) == (Step.NOTHING, outcome)
+
+
 def test_an_end_that_was_seen_on_a_silent_host_holds() -> None:
     found = work(plan_of(Action.RUN, host="beta"), view(name="beta"), known("exited", host="alpha", code=0))
     assert found.outcome is Outcome.UP_TO_DATE
