@@ -28,6 +28,10 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _CAPABILITY: Final = re.compile(r">= ?([0-9]+)\.([0-9]+)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 366 * _SECONDS["d"]
+# What a launch carries in one frame (docs/protocol.md): characters of a text, and bytes of all texts as JSON.
+_LONGEST_TEXT: Final = 64 * 1024
+_MOST_TEXT: Final = 512 * 1024
+_MOST_OUTPUTS: Final = 64 * 1024
 _SLUG_LENGTH: Final = 40
 _KEY_DIGITS: Final = 12
 _AMOUNTS: Final = ("gpus", "gpu_memory_gb", "cpus", "memory_gb", "disk_gb")
@@ -299,6 +303,7 @@ def _faults(job: IndependentJob) -> Iterator[Fault]:
         yield Fault(("name",), message)
     yield from _program_faults(job)
     yield from _environment_faults(job)
+    yield from _size_faults(job)
     yield from _placement_faults(job)
     for key, seconds, least in (("timeout", job.timeout, 1), ("grace", job.grace, 0)):
         if seconds is not None and not least <= seconds <= _LONGEST:
@@ -328,6 +333,20 @@ def _program_faults(job: IndependentJob) -> Iterator[Fault]:
         if not pattern.strip() or pattern[0] in "/~" or ".." in parts or "." in parts or "\0" in pattern:
             message = f"{show(pattern)} is not valid: a pattern below the working directory, like checkpoints/**"
             yield Fault(("outputs", nth), f"{message}, without '.' and '..'")
+
+
+def _size_faults(job: IndependentJob) -> Iterator[Fault]:
+    """Yield what would not fit into a launch. Texts are measured as JSON only where that could matter."""
+    words = (job.command,) if isinstance(job.command, str) else job.command
+    program = (*words, job.setup, job.python, *job.env, *job.env.values(), *job.secrets)
+    for key, given, most in (("command", program, _MOST_TEXT), ("outputs", job.outputs, _MOST_OUTPUTS)):
+        texts = [text for text in given if isinstance(text, str)]
+        if sum(map(len, texts)) * len("\\ud83d\\ude00") <= most:
+            continue
+        if (size := len(json.dumps(texts))) > most or max(map(len, texts)) > _LONGEST_TEXT:
+            what = "with setup and env it is" if key == "command" else "the patterns are"
+            limits = f"{most:,} and {_LONGEST_TEXT:,} a text are possible"
+            yield Fault((key,), f"{what} {size:,} bytes long; {limits}: put more into a file of the workdir")
 
 
 def _environment_faults(job: IndependentJob) -> Iterator[Fault]:

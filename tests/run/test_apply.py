@@ -59,6 +59,16 @@ async def test_what_another_controller_ran_is_up_to_date_and_brought_here(projec
     assert other.logs_are_equal()
 
 
+async def test_what_a_document_may_hold_arrives(project: Project) -> None:
+    env = {"LONG": "é" * 60_000} | dict.fromkeys("AB", "x" * 36000)
+    outputs = [f"{'x' * 250}-{number}" for number in range(240)]
+    command = ["sh", "-c", 'printf %s "$LONG$A$B" | wc -c; printf %s "$1" | wc -c', "sh", "y" * 64_000]
+    project.write({"a": {"command": command, "env": env, "outputs": outputs}})
+    events = await project.apply()
+    assert output(events, "a") == b"192000\n64000\n"
+    assert summary(events) == (0, {"succeeded": 1})
+
+
 async def test_a_job_that_exits_3_gives_1(project: Project) -> None:
     project.write({"good": {"command": ["true"]}, "bad": {"command": "exit 3"}})
     events = await project.apply()
