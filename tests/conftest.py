@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gpulayer.fleet.transport import ConnectOptions
 from tests.sshd import Farm, SshdHost, new_farm
+
+# How fast the machine is says nothing about a property.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")

@@ -172,9 +172,10 @@ def fingerprint(
     `pythons` are the facts as the placed jobs' own interpreters see them, by the interpreter's name. Free memory, notes
     and the like change all the time and are checked on the host at launch.
     """
+    seen = {device.id for its in (facts, *pythons.values()) if its is not None for device in its.devices}
     return {
         "boot_id": facts.boot_id,
-        "devices": sorted(device.id for device in facts.devices if device.id in device_ids),
+        "devices": sorted(seen & set(device_ids)),  # some are told of by a job's own interpreter alone
         "driver": facts.driver_version,
         **_interpreter(facts),
         "pythons": {name: _interpreter(its) for name, its in sorted(pythons.items()) if its is not None},

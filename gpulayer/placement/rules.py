@@ -236,8 +236,9 @@ def gpu_count(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | N
 def memory(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | None:
     """`memory_gb` compares with the host's memory, in which GPU memory counts too where it is unified."""
     needed, found = memory_taken(job, accelerator, site), site.memory
-    if job.resources.memory_gb is None and (found is None or needed > (site.facts.memory_bytes or found)):
-        return None  # the GPU's memory alone is demanded: `gpu_memory` decides
+    one = size(job.resources.gpu_memory_gb or 0)
+    if job.resources.memory_gb is None and (found is None or one > (site.facts.memory_bytes or found)):
+        return None  # memory of GPUs alone is demanded, and not one of them has as much: `gpu_memory` says so
     if found is None:
         return undecided(
             Code.MEMORY, accelerator=accelerator, needed=needed, fix="the host does not say how much memory it has"

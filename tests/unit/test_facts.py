@@ -240,7 +240,6 @@ def test_a_fingerprint_has_what_a_placement_stands_on_and_nothing_that_moves() -
     assert own != fingerprint(facts, [H200_IDS[1]], {"~/venv": facts})
     for path, value in (
         (("host", "boot_id"), "another"),
-        (("devices", 1, "id"), "GPU-another"),
         (("devices", 0, "driver_version"), "581"),
         (("host", "python", "executable"), "/usr/bin/python3"),
         (("host", "python", "real_path"), "/usr/bin/python3.13"),
@@ -248,3 +247,7 @@ def test_a_fingerprint_has_what_a_placement_stands_on_and_nothing_that_moves() -
     ):
         changed = facts_from_report(put(REPORT, path, value))
         assert fingerprint(changed, [H200_IDS[1]], {"~/venv": other}) != own
+    swapped = facts_from_report(put(REPORT, ("devices", 1, "id"), "GPU-another"))
+    assert fingerprint(swapped, [H200_IDS[1]], {"~/venv": other}) == own  # the job's own interpreter still sees it
+    assert fingerprint(swapped, [H200_IDS[1]], {})["devices"] == []
+    assert fingerprint(swapped, [H200_IDS[1]], {"~/venv": swapped})["devices"] == []

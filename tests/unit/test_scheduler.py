@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpulayer.placement.document import from_json
@@ -37,6 +37,9 @@ from tests.random_fleets import random_document, random_fleet
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), hosts=st.integers(1, 6), jobs=st.integers(1, 12))
+@example(
+    seed=315, hosts=2, jobs=1
+)  # several GPUs, each with enough unified memory, and all together more than there is
 def test_plans_hold_before_the_judge(seed: int, hosts: int, jobs: int) -> None:
     fleet, known = random_fleet(seed, hosts)
     document = random_document(seed, jobs)
