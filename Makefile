@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHIPPED := $(wildcard gpulayer/remote/*.py gpulayer/gpu/discovery*.py gpulayer/gpu/*_child.py gpulayer/probe.py)
 
-.PHONY: help setup demo check test test-slow clean
+.PHONY: help setup demo check test test-slow faults clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,10 @@ test: setup ## all tests
 test-slow: setup ## the tests that need what takes minutes to install
 	$(BIN)/python -m pip install --quiet --editable '.[slow]'
 	$(BIN)/python -m pytest -m slow
+
+# `FAULTS='-k mix' SEEDS=1000 MINUTES=30` plays a part of it, or more of it.
+faults: setup ## the long fault suite: hundreds of seeds and rounds, real silences, half an hour of chance
+	$(BIN)/python -m pytest -m long -n 2 tests/faults $(FAULTS)
 
 clean: ## remove all that was made here, but no results of jobs
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

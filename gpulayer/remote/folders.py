@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 
+from gpulayer.remote import records
 from gpulayer.remote.wire import FULL, RequestError, refusal
 
 _SHARED_MODE = 0o1777  # everybody may make files, nobody may remove another user's
@@ -149,6 +150,7 @@ def _check_parents(path: str) -> None:
 def _private(path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
+        records.durable_folder(os.path.dirname(path))
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise _UnusableError(f"{path} is a symbolic link or no folder")

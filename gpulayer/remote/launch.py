@@ -107,7 +107,7 @@ def _claim(run: Run) -> int | None:
     while True:
         if run.buried:
             return None
-        os.makedirs(run.folder, mode=0o700, exist_ok=True)
+        run.create()
         with contextlib.suppress(FileNotFoundError):  # it was removed at this very moment: begin anew
             lock = run.try_lock()
             if lock is not None:

@@ -294,7 +294,7 @@ def start(host: Host, request: Request) -> Task:
     except ValueError:
         raise RequestError("request", "launch: the payload is no JSON") from None
     run = Run(host.folder, spec["run"])
-    os.makedirs(run.folder, mode=0o700, exist_ok=True)
+    run.create()
     pipe, end = os.pipe()
 
     def answer(header: dict[str, Any]) -> None:

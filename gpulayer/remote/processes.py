@@ -20,22 +20,25 @@ if TYPE_CHECKING:
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC_PIDTBSDINFO = 3
 _BSDINFO_SIZE = 136  # struct proc_bsdinfo (sys/proc_info.h)
-_ZOMBIE_MACOS = 5  # SZOMB
+_STOPPED_MACOS, _ZOMBIE_MACOS = 4, 5  # SSTOP, SZOMB
 _MAX_ARGUMENTS = 1024 * 1024  # ARG_MAX (sys/syslimits.h)
 
 
 class Process:
     """One process at the moment it was looked at. `start` is in the kernel's own unit and only compared."""
 
-    __slots__ = ("group", "parent", "pid", "session", "start", "zombie")
+    __slots__ = ("group", "parent", "pid", "session", "start", "stopped", "zombie")
 
-    def __init__(self, pid: int, parent: int, group: int, session: int, start: int, *, zombie: bool) -> None:
-        """`session` is 0 where the system does not tell."""
+    def __init__(
+        self, pid: int, parent: int, group: int, session: int, start: int, *, stopped: bool, zombie: bool
+    ) -> None:
+        """`session` is 0 where the system does not tell; `stopped` is what SIGSTOP makes of a process."""
         self.pid = pid
         self.parent = parent
         self.group = group
         self.session = session
         self.start = start
+        self.stopped = stopped
         self.zombie = zombie
 
 
@@ -222,8 +225,9 @@ def _look_linux(pid: int) -> Process | None:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    zombie = fields[0] in (b"Z", b"X")
-    return Process(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), zombie=zombie)
+    stopped, zombie = fields[0] == b"T", fields[0] in (b"Z", b"X")
+    parent, group, session, start = (int(fields[at]) for at in (1, 2, 3, 19))
+    return Process(pid, parent, group, session, start, stopped=stopped, zombie=zombie)
 
 
 def _look_macos(pid: int) -> Process | None:
@@ -241,7 +245,8 @@ def _look_macos(pid: int) -> Process | None:
     session = 0
     with contextlib.suppress(OSError):
         session = os.getsid(pid)
-    return Process(pid, number(16), number(100), session, start, zombie=number(4) == _ZOMBIE_MACOS)
+    stopped, zombie = number(4) == _STOPPED_MACOS, number(4) == _ZOMBIE_MACOS
+    return Process(pid, number(16), number(100), session, start, stopped=stopped, zombie=zombie)
 
 
 def _environment_macos(pid: int) -> list[bytes]:

@@ -58,6 +58,13 @@ class Run:
         self.prepared = os.path.join(state_folder, "prepared")
         self.tombstone = os.path.join(state_folder, "done", f"{run}.json")
 
+    def create(self) -> None:
+        """Make the folder, durably: a run that was begun must be known after a power loss."""
+        for folder in (os.path.dirname(self.folder), self.folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+                records.durable_folder(os.path.dirname(folder))
+
     def exists(self) -> bool:
         """Say whether this run was ever begun. Damaged records count: what they belong to may have run."""
         return any(map(os.path.lexists, (self.record, self.exit, self.tombstone)))

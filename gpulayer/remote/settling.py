@@ -32,8 +32,14 @@ def settled(run: Run) -> dict[str, Any] | None:
 
 
 def live_state(run: Run) -> dict[str, Any]:
-    """Return the state of a run that exists as it was last written."""
-    state: dict[str, Any] = run.last_known()["state"]
+    """Return the state of a run that exists as it was last written, with a word where its supervisor is held up."""
+    record = run.last_known()
+    state: dict[str, Any] = record["state"]
+    if record["supervisor"] is not None:
+        pid, start = record["supervisor"]
+        supervisor = processes.look(pid)
+        if supervisor is not None and supervisor.start == start and supervisor.stopped:
+            state["reason"] = f"its supervisor, process {pid}, is stopped: timeout and cancel wait until it goes on"
     return state
 
 
@@ -44,8 +50,8 @@ def settle(run: Run, lock: int) -> dict[str, Any]:
         return final
     record = run.last_known()
     state: dict[str, Any] = record["state"]
-    session = clock.session_id()
-    if session is None or record["session"] != session:
+    sessions = {record["session"], clock.session_id()}
+    if len(sessions) > 1 and None not in sessions:
         return run.finish(state, states.LOST, reason="reboot")
     if state["status"] == states.LAUNCHING:
         return run.finish(state, states.LOST, reason="never_started")

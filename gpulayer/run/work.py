@@ -225,7 +225,7 @@ def _seen(
         # The plan saw its end on a host that was not asked again.
         work.outcome = planned_outcome(plan, planned)
         if before is not None and before.status in states.FINAL:
-            work.run = before
+            work.run, work.outcome = before, _verdict(before)
     elif before is not None and before.host and (before.host not in views or before.started_at):
         _unsettled(work, before, why_unknown(before.host, views, (host.name for host in plan.hosts)))
     elif planned.action is Action.FOLLOW and planned.attempt is not None:

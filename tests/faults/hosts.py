@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class PoweredHost(SshdHost):
         listener = [] if self.init is None else super().sessions()[:1]
         super().stop()
         for pid in listener:
-            _kill(pid)
+            send(pid)
 
     def power_off(self) -> None:
         """Let every process of this host vanish."""
@@ -85,11 +86,11 @@ class PoweredHost(SshdHost):
             self.stop()
             while left := self.inside():
                 for pid in left:
-                    _kill(pid)
+                    send(pid)
             return
         inside = descendants([self.init.pid])
         for pid in inside[:1]:
-            _kill(pid)
+            send(pid)
         self.init.wait()
         if self.process is not None:
             self.process.kill()
@@ -98,13 +99,30 @@ class PoweredHost(SshdHost):
         wait_until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in inside))
         self.init = None
 
+    def restart(self) -> None:
+        """Restart sshd: every link is cut, what is detached lives on."""
+        self.stop()
+        self.start()
+
+    def power_cycle(self) -> None:
+        """Let everything vanish and boot again."""
+        self.power_off()
+        self.start()
+
     def kill(self, process: list[int], number: int = signal.SIGKILL) -> None:
         """Send a signal to a process that a record of this host names as [pid, start]."""
         pid, start = process
         for outer in _all_pids() if self.init is not None else [pid]:
             if _inner_pid(outer) == pid and _start(outer) == start and self._is_inside(outer):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(outer, number)
+                send(outer, number)
+
+    def environment(self, variables: Mapping[str, str]) -> None:
+        """Let sshd give these variables to what it starts from its next start on, beside HOME and its like."""
+        lines = self.config.read_text().splitlines()
+        kept = [word for word in shlex.split(lines[-1])[1:] if not word.startswith("GL_FAIL=")]
+        words = [*kept, *(f"{name}={value}" for name, value in variables.items())]
+        lines[-1] = "SetEnv " + " ".join(f'"{word}"' for word in words)
+        self.config.write_text("\n".join([*lines, ""]))
 
     def inside(self) -> list[int]:
         """Return the living processes that sshd's sessions have started: agents, supervisors, jobs."""
@@ -142,6 +160,14 @@ class PoweredHost(SshdHost):
             assert said.readline() == b"up\n"
 
 
+def is_stopped(pid: int) -> bool:
+    """Say whether a process was stopped by a signal."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # called very often
 
@@ -169,6 +195,7 @@ def _start(pid: int) -> int | None:
         return None
 
 
-def _kill(pid: int) -> None:
+def send(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process of a host, by its pid here."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)

@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpulayer.fleet.transport import ConnectOptions
+from gpulayer.run import api
+from gpulayer.run.events import Event
 from tests.faults.hosts import PoweredHost
 from tests.faults.oracle import Journal, check, check_nothing_is_left
 from tests.faults.proxy import Proxy
@@ -20,6 +22,14 @@ from tests.machines import RECORDED, write_nvidia_smi
 from tests.run.project import Project
 
 ONE_GPU = "GPU-11111111-1111-4111-8111-111111111111"
+
+
+async def applied(project: Project) -> AsyncGenerator[Event]:
+    """Plan, apply, and yield each event as it comes, so that a test can act between two."""
+    events = api.apply(await project.plan(), project.jobs, project.inventory, fleet=project.fleet)
+    async with aclosing(events):
+        async for event in events:
+            yield event
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,7 @@ from tests.faults.hosts import PoweredHost, until
 from tests.faults.launches import Launches
 from tests.faults.oracle import journaled
 from tests.faults.proxy import Proxy
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, applied
 from tests.run.project import output, summary
 from tests.sshd import ADDRESS, keygen
 
@@ -34,19 +33,16 @@ async def through(scene: Scene, hurt: Callable[[PoweredHost, Proxy], None]) -> l
     project.write({"a": {"command": journaled(TALKS % project.folder)}})
     seen: list[Event] = []
     hurting = False
-    async with aclosing(
-        api.apply(await project.plan(), project.jobs, project.inventory, fleet=project.fleet)
-    ) as events:
-        async for event in events:
-            seen.append(event)
-            if event.event == "output" and not hurting:
-                hurting = True
-                hurt(host, proxy)
-            elif event.event == "link_lost":
-                host.cut(signal.SIGKILL)  # what was stopped would hold its agent for a minute
-                proxy.recover()
-            elif event.event == "link_back":
-                (project.folder / "gate").touch()
+    async for event in applied(project):
+        seen.append(event)
+        if event.event == "output" and not hurting:
+            hurting = True
+            hurt(host, proxy)
+        elif event.event == "link_lost":
+            host.cut(signal.SIGKILL)  # what was stopped would hold its agent for a minute
+            proxy.recover()
+        elif event.event == "link_back":
+            (project.folder / "gate").touch()
     assert summary(seen) == (0, {"succeeded": 1})
     whole = output(seen, "a")
     assert whole == project.local_log(next(iter(project.runs())))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpulayer.remote import processes
+from gpulayer.remote import processes, records
+from gpulayer.remote.runs import Run
 from tests.host.agent_client import AgentClient, AgentError, new_spec
 
 Agents = Callable[..., AgentClient]
@@ -185,6 +186,30 @@ def test_a_reboot_is_lost_and_starts_nothing_again(agents: Agents, tmp_path: Pat
     again = agent.launch(spec)
     assert (again["new"], again["state"]["status"], again["state"]["reason"]) == (False, "lost", "reboot")
     assert starts(journal) == 1
+
+
+def test_a_boot_that_cannot_be_told_makes_nothing_lost_that_lives(agents: Agents) -> None:
+    agent = agents()
+    spec = new_spec("echo begun; exec sleep 1000")
+    agent.launch(spec)
+    agent.wait_for(spec["run"], b"begun")
+    record = agent.record(spec["run"])
+    kill(record["supervisor"])
+    path = agent.run_folder(spec["run"]) / "state.json"
+    path.write_text(json.dumps({**record, "session": None}))
+    assert (agent.status(spec["run"]) or {})["status"] == "orphaned"
+
+
+def test_the_names_of_a_run_are_durable_before_it_may_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss must not take the folder away in which the intent lies: every folder above it is forced to disk."""
+    forced: list[str] = []
+    monkeypatch.setattr(records, "durable_folder", forced.append)
+    run = Run(str(tmp_path), "a-0123456789ab-a1")
+    run.create()
+    records.replace(run.record, {"schema": "x"})
+    assert forced == [str(tmp_path), f"{tmp_path}/runs", run.folder]
+    run.create()
+    assert len(forced) == 3
 
 
 @pytest.mark.parametrize("name", ["state.json", "exit.json", "spec.json"])
