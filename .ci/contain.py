@@ -43,8 +43,18 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def attend(command: list[str]) -> int:
+    """Run the command and collect every adopted child as it ends: until then it is a zombie that others wait for."""
+    child = subprocess.Popen(command)
+    while True:
+        pid, status = os.wait()
+        if pid == child.pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+            return child.returncode
+
+
 def reap() -> None:
-    """Collect adopted children that have ended."""
+    """Collect adopted children that have ended, and wait for none."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -58,7 +68,7 @@ def main(command: list[str]) -> int:
         return subprocess.run(command, check=False).returncode
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "this kernel has no child subreapers")
-    status = subprocess.run(command, check=False).returncode
+    status = attend(command)
     end = time.monotonic() + GRACE
     while (left := descendants(os.getpid())) and time.monotonic() < end:
         reap()
