@@ -17,7 +17,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpulayer.spec import documents, jobs, schemas  # noqa: E402
+from gpulayer.spec import documents, identity, jobs, schemas  # noqa: E402
 
 GOAL = 0.35
 
@@ -74,8 +74,8 @@ def main():
         del _value
         seconds, job_set = timed(lambda: jobs.parse_jobs(documents.parse(data, "jobs.yaml")))
         ours.append(seconds)
-        parts["keys"].append(timed(lambda: [jobs.job_key(job, "sweep", None) for job in job_set.jobs.values()])[0])
-        parts["shapes"].append(timed(lambda: [jobs.shape_of(job) for job in job_set.jobs.values()])[0])
+        parts["keys"].append(timed(lambda: [identity.job_key(job, "sweep", None) for job in job_set.jobs.values()])[0])
+        parts["shapes"].append(timed(lambda: [identity.shape_of(job) for job in job_set.jobs.values()])[0])
         del job_set
         seconds, parsed = timed(lambda: documents.parse(data, "jobs.yaml"))
         parts["parse"].append(seconds)

@@ -12,8 +12,9 @@ from gpulayer.placement.document import to_json
 from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.placement.scheduler import make_plan
 from gpulayer.spec.documents import parse
+from gpulayer.spec.identity import job_key
 from gpulayer.spec.inventory import Expectation, Host
-from gpulayer.spec.jobs import JobSet, job_key, parse_jobs
+from gpulayer.spec.jobs import JobSet, parse_jobs
 from tests.oracle import GIB, Known
 
 NOW = "2026-11-30T10:00:00Z"

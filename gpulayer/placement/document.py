@@ -21,7 +21,7 @@ from gpulayer.placement.plan import (
     Refusal,
     ShapeVerdict,
 )
-from gpulayer.spec.jobs import run_id
+from gpulayer.spec.identity import run_id
 from gpulayer.spec.support import Accelerator, MemoryKind
 
 SCHEMA: Final = "gpulayer.plan/1"

@@ -15,7 +15,8 @@ from gpulayer.gpu.facts import HostFacts
 from gpulayer.placement.plan import SHOWN, Code, GroupedRefusal, HostView, Refusal, ShapeVerdict
 from gpulayer.placement.rules import Site, site_of
 from gpulayer.placement.verdicts import UNSURE, Option, Refused, busy, class_verdict, own_refusals
-from gpulayer.spec.jobs import JobSpec, asked_python, shape_of
+from gpulayer.spec.identity import asked_python, shape_of
+from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
 
 
@@ -35,8 +36,8 @@ def class_key(view: HostView, python: str | None = None) -> Hashable:
 class Match:
     """Where jobs of one shape fit: the ways to place them, by the host's index in the views, and the verdict in words.
 
-    `shape` is the shape's hash (`spec.jobs.shape_of`). `ways` has every accelerator of the job, in its order. `sites`
-    are the hosts as the job's interpreter sees them, to which the positions of the ways belong.
+    `shape` is the shape's hash (`spec.identity.shape_of`). `ways` has every accelerator of the job, in its order.
+    `sites` are the hosts as the job's interpreter sees them, to which the positions of the ways belong.
     """
 
     shape: str

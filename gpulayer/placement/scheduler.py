@@ -23,7 +23,8 @@ from gpulayer.placement.plan import (
 from gpulayer.placement.queue import Queue
 from gpulayer.remote.states import EXITED, FINAL
 from gpulayer.spec.documents import collector_paused
-from gpulayer.spec.jobs import JobSet, JobSpec, asked_python, run_id
+from gpulayer.spec.identity import asked_python, run_id
+from gpulayer.spec.jobs import JobSet, JobSpec
 from gpulayer.spec.support import Accelerator
 
 # What needs a place; the others have theirs or need none.

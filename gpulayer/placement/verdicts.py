@@ -21,8 +21,9 @@ from gpulayer.placement.rules import (
     undecided,
     where,
 )
+from gpulayer.spec.identity import asked_python
 from gpulayer.spec.inventory import Host
-from gpulayer.spec.jobs import JobSpec, asked_python
+from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
 
 # The probe's notes after which the absence of a device proves nothing.

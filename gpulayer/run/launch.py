@@ -20,7 +20,8 @@ from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import SYNCED, SYNCING, Event, now
 from gpulayer.run.follow import Links, Reporter
 from gpulayer.run.replies import Reader, RunState, run_state
-from gpulayer.spec.jobs import JobSpec, asked_python
+from gpulayer.spec.identity import asked_python
+from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
 
 SPEC_SCHEMA: Final = "gpulayer.spec/1"

@@ -17,8 +17,9 @@ from gpulayer.run.events import now
 from gpulayer.run.paths import Paths
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, survey
+from gpulayer.spec.identity import asked_python, job_key
 from gpulayer.spec.inventory import Inventory
-from gpulayer.spec.jobs import JobSet, JobSpec, asked_python, job_key
+from gpulayer.spec.jobs import JobSet, JobSpec
 
 FRAMEWORKS: Final = ("torch", "mlx", "executorch")
 

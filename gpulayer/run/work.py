@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from gpulayer.errors import ExitCode, UsageError
 from gpulayer.placement.plan import Action, HostView, KnownRun, Placement, Plan, PlannedJob, ShapeVerdict
 from gpulayer.remote import states
-from gpulayer.spec.jobs import Cause, JobSet, JobSpec, run_id
+from gpulayer.spec.identity import run_id
+from gpulayer.spec.jobs import Cause, JobSet, JobSpec
 from gpulayer.spec.support import Accelerator
 
 

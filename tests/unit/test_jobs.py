@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpulayer.errors import InvalidDocumentError
 from gpulayer.spec.documents import Document, parse
+from gpulayer.spec.identity import job_key, run_id, shape_of
 from gpulayer.spec.inventory import Host, Inventory
 from gpulayer.spec.jobs import (
     Cause,
@@ -23,11 +24,8 @@ from gpulayer.spec.jobs import (
     Retries,
     Where,
     check_hosts,
-    job_key,
     load_jobs,
     parse_jobs,
-    run_id,
-    shape_of,
 )
 from gpulayer.spec.support import DISTRIBUTED_MPS, Accelerator, Backend, Framework, MemoryKind
 

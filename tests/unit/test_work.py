@@ -32,8 +32,9 @@ from gpulayer.run.lock import launching
 from gpulayer.run.paths import Paths
 from gpulayer.run.replies import run_state
 from gpulayer.run.work import Outcome, Step, Work, exit_code, exit_code_of_plan, needed_hosts, outcome_of, works_of
+from gpulayer.spec.identity import run_id
 from gpulayer.spec.inventory import Host
-from gpulayer.spec.jobs import Cause, IndependentJob, JobSet, Retries, run_id
+from gpulayer.spec.jobs import Cause, IndependentJob, JobSet, Retries
 
 KEY = "0123456789abcdef"
 JOBS = JobSet(project="p", jobs={"a": IndependentJob(name="a", command="true", retries=2)})
