@@ -9,15 +9,15 @@ from gpulayer.cli.tables import size
 from gpulayer.run.events import LOG_DROPPED, Event
 
 
-def host_words(event: Event) -> str:
-    """Return what a host did, or saw, beside a run."""
+def host_words(event: Event) -> list[str]:
+    """Return what a host did, or saw, beside a run: a sentence each."""
     if event.event == LOG_DROPPED:
         dropped = size(event.detail["bytes"])
-        return f"{event.job}: {dropped} of its output were dropped on {event.host}, whose disk it would have filled"
-    return "\n".join(
+        return [f"{event.job}: {dropped} of its output were dropped on {event.host}, whose disk it would have filled"]
+    return [
         f"{event.job}: {process_words(process)} uses {process['device']} beside it; GPUlayer did not start it"
         for process in event.detail["processes"]
-    )
+    ]
 
 
 def process_words(process: Mapping[str, Any]) -> str:

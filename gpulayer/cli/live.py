@@ -155,7 +155,7 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
         case events.LOG_REPLACED:
             yield f"{event.job}: its log on {event.host} is not the one that was followed; it begins anew", "warn"
         case events.FOREIGN_PROCESS | events.LOG_DROPPED:
-            yield host_words(event), "warn"
+            yield from ((words, "warn") for words in host_words(event))
         case events.LINK_LOST:
             yield f"{detail['error']}\n  the jobs there go on; trying again", "warn"
         case events.LINK_BACK:

@@ -107,5 +107,5 @@ def matrix(_args: argparse.Namespace, screen: Screen) -> int:
     for why in reasons:
         screen.say(screen.wrapped(f"no: {why}", "    "))
     claim = "No row claims that an operator works; a demand is what the probe must have seen working on the host."
-    screen.say(screen.wrapped(claim, ""))
+    screen.say(screen.wrapped(claim, "  "))
     return ExitCode.OK

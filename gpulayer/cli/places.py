@@ -119,7 +119,8 @@ def load_project(args: argparse.Namespace, screen: Screen) -> Project:
         jobs = replace(load_jobs(_documents(plan)[0]), project=plan.project)
     except InvalidDocumentError as error:
         # What runs can be followed and cancelled while its document is being edited.
-        screen.note(f"warning: the jobs file does not hold, so that nothing new can be started:\n{error}", "warn")
+        screen.note("warning: the jobs file does not hold, so that nothing new can be started:", "warn")
+        screen.error(error)
         jobs = JobSet(project=plan.project, jobs={}, path=folder / JOBS)
     return Project(folder=folder, jobs=jobs, inventory=_hosts_of(plan, args, screen), plan=plan)
 

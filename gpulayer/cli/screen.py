@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -11,11 +12,12 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from gpulayer.cli.terminal import escape
-from gpulayer.errors import DeclinedError, GpulayerError, UsageError
+from gpulayer.errors import DeclinedError, GpulayerError, InvalidDocumentError, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+_BREAK = re.compile(r"\n(?! {2})")
 STYLES = {"bad": "31", "good": "32", "warn": "33", "name": "36", "faint": "2", "strong": "1"}
 
 
@@ -56,8 +58,9 @@ class Screen:
             self._passing = True
 
     def error(self, error: GpulayerError) -> None:
-        """Print an error once: what and where, then the fix."""
-        self._write(sys.stderr, str(error), "bad")
+        """Print an error once: what and where, then the fix; each problem of a document by itself."""
+        for text in error.problems if isinstance(error, InvalidDocumentError) else (error,):
+            self.note(str(text), "bad")
 
     def data(self, value: Any) -> None:  # noqa: ANN401 - any JSON value
         """Print one JSON value on one line of stdout; all but printable ASCII is escaped in it."""
@@ -113,7 +116,8 @@ class Screen:
 
     def _write(self, stream: TextIO, text: str, style: str | None, *, end: str = "\n") -> None:
         self._wipe()
-        text = escape(text)
+        # Our own further lines are indented; what others wrote (a file's name, an error) begins no line.
+        text = _BREAK.sub(r"\\n", escape(text))
         if style and self._colored[stream]:
             text = f"\x1b[{STYLES[style]}m{text}\x1b[0m"
         try:

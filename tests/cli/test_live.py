@@ -13,7 +13,8 @@ from gpulayer.cli.screen import Screen
 from gpulayer.errors import ExitCode
 from gpulayer.run.events import Event
 
-EVIL = "\x1b]0;pwn\x07\u202e"
+EVIL = "\x1b]0;pwn\x07\u202e\nother: exited 0\n::set-env name=X::1"
+OTHER = {"pid": 1, "name": EVIL, "user": EVIL, "memory_bytes": None, "device": "x"}
 
 
 def event(
@@ -104,6 +105,7 @@ def test_text_of_others_is_escaped_everywhere(capfd: pytest.CaptureFixture[str],
         event("launching", devices=[EVIL]),
         event("launched", new=True),
         event("output", offset=0, data=EVIL.encode() + b"\x9b\n"),
+        event("foreign_process", processes=[OTHER]),
         event("link_lost", job=None, error=EVIL),
         event("failed_to_start", reason=EVIL),
         event("fetched", files=1, bytes=1, skipped=[[EVIL, EVIL]], path=EVIL),
@@ -113,6 +115,7 @@ def test_text_of_others_is_escaped_everywhere(capfd: pytest.CaptureFixture[str],
     out, err, _ = tell(story, capfd, machine=machine)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err)
     assert "pwn" in out
+    assert not re.search("^(other|::)", out + err, re.MULTILINE)
 
 
 def test_secrets_are_masked_in_what_people_see(capfd: pytest.CaptureFixture[str]) -> None:

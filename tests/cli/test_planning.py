@@ -188,10 +188,11 @@ def test_facts_that_do_not_hold_are_said(gpulayer: Commander, content: str) -> N
 def test_text_of_a_host_is_escaped_in_the_table(gpulayer: Commander) -> None:
     fleet = json.loads((CASES / "fleet.json").read_text(encoding="utf-8"))
     for host in fleet["hosts"]:
-        host["error"] = "\x1b]0;pwn\x07\x9b31m\u202e" if not host["reached"] else None
+        host["error"] = "\x1b]0;pwn\x07\x9b31m\u202e\nlies: 0 refused" if not host["reached"] else None
     gpulayer.write("fleet.json", json.dumps(fleet))
     shutil.copy(CASES / "jobs.yaml", gpulayer.folder)
     for words in ((), ("--json",)):
         result = gpulayer("plan", "--facts", "fleet.json", *words)
         assert result.code == 4
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(result.out + result.err)
+        assert not [line for line in result.out.splitlines() if line.startswith("lies")]
