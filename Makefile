@@ -38,7 +38,7 @@ check: setup ## ruff, mypy, the house, the workflows, what runs on hosts against
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.9- $(SHIPPED)
 
 test: setup ## all tests
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 4
 
 test-slow: setup ## the tests that need what takes minutes to install
 	$(BIN)/python -m pip install --quiet --editable '.[slow]'

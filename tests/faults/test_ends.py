@@ -47,7 +47,8 @@ async def test_an_orphan_holds_its_device_to_its_end_and_its_timeout_holds(scene
             assert status.status == "orphaned"
             release(project)
     assert summary(events) == (0, {"succeeded": 1})
-    assert summary(await project.attach(None)) == (1, {"lost": 1})
+    # What the other laptop ran for the project of this name is found from here too.
+    assert summary(await project.attach(None)) == (1, {"succeeded": 1, "lost": 1})
     assert project.local_log(runs["orphan"]) == b"begun\n"
     scene.check()
 
