@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHIPPED := $(wildcard gpulayer/remote/*.py gpulayer/gpu/discovery*.py gpulayer/gpu/*_child.py gpulayer/probe.py)
 
+# What was compiled once is kept, whatever the environment says: the tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo check test test-slow faults clean
 
 help: ## this list
