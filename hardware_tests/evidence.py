@@ -27,6 +27,7 @@ SKIPS: Final[Mapping[str, str]] = {
     "framework_not_installed": "the interpreter under test does not have the framework",
     "framework_cannot": "the framework, as it is installed here, cannot use the device",
     "virtual_gpu_unusable": "the device is virtual, and using it fails",
+    "processes_not_told": "the device's driver does not tell who computes on it",
     "distributed_not_launched": "this version launches no distributed jobs",
 }
 

@@ -87,11 +87,7 @@ async def prove(row: Row, test: str, folder: Path) -> None:
     with recorded(row.name, test, row.accelerator) as evidence:
         evidence.framework = row.framework
         with ssh_host(folder) as reached:
-            evidence.server = reached.server
-            facts = await _ask(reached, row, evidence)
-            devices = [device for device in facts.devices if device.accelerator == row.accelerator]
-            _expect_device(row, devices)
-            _expect_framework(row, facts, virtual=any(device.virtual for device in devices))
+            devices = await usable_devices(reached, row, evidence)
             done = await run_jobs(reached, row, devices, folder, evidence)
         virtual = any(device.virtual for device in devices)
         for job, device in done:
@@ -99,8 +95,18 @@ async def prove(row: Row, test: str, folder: Path) -> None:
         evidence.outcome = VIRTUAL if virtual else HARDWARE
 
 
-async def _ask(reached: Reached, row: Row, evidence: Evidence) -> HostFacts:
-    frameworks = (row.framework.value,) if row.framework else ()
+async def usable_devices(reached: Reached, row: Row, evidence: Evidence) -> list[Device]:
+    """Return the row's devices, whose framework works; raises NothingToProveError where there are none."""
+    facts = await probed(reached, (row.framework.value,) if row.framework else (), evidence)
+    devices = [device for device in facts.devices if device.accelerator == row.accelerator]
+    _expect_device(row, devices)
+    _expect_framework(row, facts, virtual=any(device.virtual for device in devices))
+    return devices
+
+
+async def probed(reached: Reached, frameworks: Sequence[str], evidence: Evidence) -> HostFacts:
+    """Return what the probe finds through SSH; its report becomes part of the evidence. A wrong number fails."""
+    evidence.server = reached.server
     (answer,) = await gpulayer.probe(reached.inventory, frameworks=frameworks, options=reached.options)
     assert answer.view.facts is not None, answer.view.error
     evidence.report = answer.report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import runpy
@@ -24,6 +25,7 @@ from hardware_tests.test_matrix import OTHERS
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(FOLDER.glob("*/*.json"))
+TESTS = sorted((ROOT / "hardware_tests").glob("test_*.py"))
 CUDA = support.row(Accelerator.CUDA, JobKind.INDEPENDENT, Framework.TORCH)
 GPU = Device(id="GPU-1", accelerator="cuda", index=0)
 
@@ -37,11 +39,22 @@ def test_each_row_that_may_be_declared_has_one_test_and_a_program() -> None:
     assert wanted == {path.name for path in proof.PROGRAMS.glob("*.py")} - {"product.py"}
 
 
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
+def test_every_test_writes_evidence_and_skips_by_a_code_alone(path: Path) -> None:
+    module = ast.parse(path.read_text())
+    tests = [node for node in ast.walk(module) if getattr(node, "name", "").startswith("test_")]
+    assert tests
+    for test in tests:
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        assert names & {"recorded", "proven"}, f"{test} has no evidence"
+    assert "skip" not in {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}
+
+
 def test_a_row_claims_hardware_exactly_where_a_real_device_passed() -> None:
     passed = {path.stem for path in FILES if json.loads(path.read_text())["outcome"] == HARDWARE}
     claimed = {row.name for row in support.matrix() if row.evidence is Evidence.HARDWARE}
     assert claimed == passed & {row.name for row in support.matrix()}, (
-        "mend _SHOWN in gpulayer/spec/support.py, or run `pytest hardware_tests` on such a device"
+        "mend _PROVEN in gpulayer/spec/support.py, or run `pytest hardware_tests` on such a device"
     )
 
 
