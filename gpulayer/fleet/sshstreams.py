@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
+import sys
 from collections.abc import Callable
 
 import asyncssh
@@ -94,9 +96,20 @@ class Dial:
                 name,
                 Stage.CONNECT,
                 f"cannot connect to {host} port {port} ({os.strerror(error.errno) if error.errno else error})",
-                fix="is its SSH server running (macOS: Sharing, Remote Login), and is `port` right?",
+                fix=_advice(error),
             ) from error
         return transport, wire.inner
+
+
+def _advice(error: OSError) -> str:
+    """Say what to do about a connection that was not made; of several addresses the error names each."""
+    if f"[Errno {errno.EHOSTUNREACH}]" not in str(error):
+        return "is its SSH server running (macOS: Sharing, Remote Login), and is `port` right?"
+    reach = "is the machine on and in reach (VPN, firewall)?"
+    # So does macOS 15 and later answer for a machine beside it where it keeps a program off the local network (Apple's
+    # TN3179): what was started from tmux or by launchd, while `ssh` itself gets through.
+    hint = "allow this terminal, or tmux, in System Settings, Privacy & Security, Local Network"
+    return f"{reach} If `ssh` reaches it: {hint}" if sys.platform == "darwin" else reach
 
 
 class _Wire(asyncio.Protocol):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +54,22 @@ async def test_an_unknown_name_fails_to_resolve(failure: Failure, farm: Farm, tr
     error = await failure(host)
     assert error.stage is Stage.RESOLVE
     assert "no-such-host.invalid" in error.reason
+
+
+@pytest.mark.parametrize(("platform", "is_hinted"), [("darwin", True), ("linux", False)])
+async def test_no_route_on_a_mac_may_be_its_local_network_privacy(
+    platform: str, is_hinted: bool, failure: Failure, farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreached(*_: object, **__: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "Connect call failed")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", unreached)
+    monkeypatch.setattr("gpulayer.fleet.sshstreams.sys", SimpleNamespace(platform=platform))
+    error = await failure(Host(name="beside", address=ADDRESS, port=9, identity_file=str(farm.identity)))
+    assert error.stage is Stage.CONNECT
+    assert "No route to host" in error.reason
+    assert "in reach" in str(error.fix)
+    assert ("Local Network" in str(error.fix)) is is_hinted
 
 
 @BOTH
