@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any
 from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
 from gpulayer.run.store import Store
-from tests.faults.hosts import PoweredHost, wait_until
+from tests.faults.hosts import LIMIT, PoweredHost, wait_until
 from tests.run.project import Project
 
 _NOTE = 'read up _ < /proc/uptime; echo "start $GPULAYER_RUN_ID $$ $up ${GPULAYER_DEVICES:--}" >> ~/journal'
@@ -82,7 +83,8 @@ def check(projects: Iterable[Project], hosts: Iterable[PoweredHost]) -> Journal:
             fault = contradiction(run, journal)
             assert fault is None, f"{run}: {fault}"
             if run.status == states.EXITED and run.code == 0:
-                assert final_record(hosts, run.run)["state"]["code"] == 0
+                proofs = [record["state"] for record in final_records(hosts, run.run)]
+                assert [(proof["status"], proof["code"]) for proof in proofs] == [(states.EXITED, 0)], run
             if run.run in collected:
                 assert project.local_log(run.run) == project.remote_log(run.host, run.run)
     return journal
@@ -99,21 +101,45 @@ def contradiction(run: KnownRun, journal: Journal) -> str | None:
     return "it was started" if never and started else None
 
 
-def final_record(hosts: Iterable[PoweredHost], run: str) -> dict[str, Any]:
-    """Return what a host has written as the end of a run."""
-    (path,) = [path for host in hosts for path in host.home.rglob(f"runs/{run}/exit.json")]
-    record: dict[str, Any] = json.loads(path.read_text())
-    return record
+def final_records(hosts: Iterable[PoweredHost], run: str) -> list[dict[str, Any]]:
+    """Return what hosts have written as the end of a run: there is one such host, or none."""
+    return [json.loads(path.read_text()) for host in hosts for path in host.home.rglob(f"runs/{run}/exit.json")]
 
 
-def check_nothing_is_left(hosts: Iterable[PoweredHost]) -> None:
-    """Hold (d): no process of a job, no supervisor, no agent, no lock. Call it when no controller is connected."""
+def check_nothing_is_left(hosts: Iterable[PoweredHost], limit: float = LIMIT) -> None:
+    """Hold (d): no process of a job, no supervisor, no agent, no lock. Call it when no controller is connected.
+
+    What is about to end has `limit` seconds for it.
+    """
     for host in hosts:
-        wait_until(lambda host=host: not host.inside())  # type: ignore[misc]
+        wait_until(lambda host=host: not host.inside(), limit)  # type: ignore[misc]
         leases = Path(host.host.lease_dir or "")
-        for path in [*host.home.rglob("runs/*/lock"), *leases.glob("device-*"), *leases.glob("slot-*")]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            finally:
-                os.close(descriptor)
+        held = [path for path in [*host.home.rglob("runs/*/lock"), *leases.glob("device-*"), *leases.glob("slot-*")]
+                if is_locked(path)]  # fmt: skip
+        assert not held
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether somebody holds a lock on a file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def most_connections(journal: str) -> int:
+    """Return the most connections that were open at once, by what sshd has logged of each one's begin and end."""
+    opened: set[str] = set()
+    most = 0
+    for line in journal.splitlines():
+        if begun := re.match(r"Connection from \S+ port (\d+) on ", line):
+            opened.add(begun[1])
+            most = max(most, len(opened))
+        elif ended := re.match(r"(?:Disconnected from|Connection (?:closed|reset) by) .*?port (\d+)", line):
+            opened.discard(ended[1])
+    return most

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.run import api
@@ -74,12 +74,15 @@ class Scene:
         self.projects.append(project)
         return project
 
-    def controller(self, project: Project, *words: str, fail: str | None = None) -> subprocess.Popen[str]:
+    def controller(
+        self, project: Project, *words: str, fail: str | None = None, stderr: IO[str] | None = None
+    ) -> subprocess.Popen[str]:
         """Start a controller as a process of its own that dies at `fail` (point:action:count)."""
         command = [sys.executable, "-m", "tests.run.controller", str(project.folder), str(self.options.known_hosts[0])]
         return subprocess.Popen(
             [*command, *words],
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env=os.environ | {"PYTHONPATH": os.getcwd()} | ({"GL_FAIL": fail} if fail else {}),  # noqa: PTH109
         )
