@@ -113,7 +113,7 @@ class PoweredHost(SshdHost):
         """Send a signal to a process that a record of this host names as [pid, start]."""
         pid, start = process
         for outer in _all_pids() if self.init is not None else [pid]:
-            if _inner_pid(outer) == pid and _start(outer) == start and self._is_inside(outer):
+            if _inner_pid(outer) == pid and start_of(outer) == start and self._is_inside(outer):
                 send(outer, number)
 
     def environment(self, variables: Mapping[str, str]) -> None:
@@ -188,7 +188,8 @@ def _inner_pid(pid: int) -> int | None:
     return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), None)
 
 
-def _start(pid: int) -> int | None:
+def start_of(pid: int) -> int | None:
+    """Return when a process was started, in the kernel's own unit; None where there is none."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

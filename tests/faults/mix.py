@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpulayer.run import api
-from tests.faults.hosts import PoweredHost, send
+from tests.faults.hosts import PoweredHost, send, start_of
 from tests.faults.oracle import journaled
 from tests.faults.proxy import Proxy
 from tests.faults.scene import Scene
@@ -21,6 +23,8 @@ CONTROLLER_POINTS = ("intended", "launch-due", "launch-answered")
 HOST_POINTS = ("claimed", "spec-written", "intent-written", "leader-forked", "running-written", "gate-opened",
                "work-made", "leader-ended", "exit-due", "exit-written", "stopping-written")  # fmt: skip
 ACTIONS = ("kill", "delay", "error")
+Harm = Callable[[], Callable[[], None] | None]
+"""Does harm; what it returns ends that, where it would not end by itself."""
 SETTLES = 60.0  # seconds until all that was hurt has its end
 
 
@@ -33,6 +37,8 @@ class Mix:
     hosts: dict[str, PoweredHost] = field(default_factory=dict)
     proxies: dict[str, Proxy] = field(default_factory=dict)
     controllers: list[subprocess.Popen[str]] = field(default_factory=list)
+    passing: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     async def of(cls, scene: Scene, seed: int) -> Mix:
@@ -57,34 +63,89 @@ class Mix:
         project.write(jobs, timeout="1m")
 
     async def hurt(self, seconds: float, project: Project) -> None:
-        """Do harm for a while, a random one at a time, while controllers work on the project."""
+        """Do harm at random for a while, during which controllers work on the project; all that can pass has passed."""
         give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             self.controllers = [one for one in self.controllers if one.poll() is None or one.communicate() is None]
             if len(self.controllers) < 2:
                 self.controllers.append(self.scene.controller(project, self.dice.choice(("apply", "attach"))))
             name = self.dice.choice(sorted(self.hosts))
-            harm = self.dice.choice(sorted(self.harms(name).items()))[1]
-            harm()
+            harm = self.dice.choice(sorted(self.harms(name)))
+            self.done[harm] += 1
+            pass_by = self.harms(name)[harm]()
+            if pass_by is not None:
+                self.passing.append((time.monotonic() + self.dice.uniform(0.0, 3.0), pass_by))
             await asyncio.sleep(self.dice.uniform(0.0, 0.6))
+            self.let_pass(time.monotonic())
+        self.let_pass(math.inf)
 
-    def harms(self, name: str) -> dict[str, Callable[[], None]]:
+    def let_pass(self, now: float) -> None:
+        """End the harm that has lasted long enough."""
+        for _, pass_by in [one for one in self.passing if one[0] <= now]:
+            pass_by()
+        self.passing = [one for one in self.passing if one[0] > now]
+
+    def harms(self, name: str) -> dict[str, Harm]:
         """Return what can be done to a host, its link and the controllers."""
         host, proxy = self.hosts[name], self.proxies[name]
         return {
             "cut": proxy.cut,
             "kill sessions": host.cut,
+            "stop sessions": lambda: self.stop(host.sessions()),
             "half-close": lambda: proxy.half_close(up=self.dice.random() < 0.5),
+            "black hole": lambda: self.silence(proxy),
+            "delay": lambda: self.slow_down(proxy),
             "kill a controller": self.controllers[0].kill,
-            "kill a process": lambda: self.strike(host, signal.SIGKILL),
+            "stop a controller": lambda: self.stop([self.controllers[0].pid]),
+            "kill a process": lambda: self.strike(host),
+            "stop a process": lambda: self.stop(self.one_of(host)),
             "restart sshd": host.restart,
             "power": host.power_cycle,
         }
 
-    def strike(self, host: PoweredHost, number: int) -> None:
-        """Send a signal to any process of a host: agent, supervisor, job."""
-        if inside := sorted(host.inside()):
-            send(self.dice.choice(inside), number)
+    def one_of(self, host: PoweredHost) -> list[int]:
+        """Choose any process of a host, where there is one: agent, supervisor, job."""
+        inside = sorted(host.inside())
+        return [self.dice.choice(inside)] if inside else []
+
+    def strike(self, host: PoweredHost) -> None:
+        """Let any process of a host die."""
+        for pid in self.one_of(host):
+            send(pid)
+
+    def stop(self, pids: list[int]) -> Callable[[], None]:
+        """Stop processes for a while."""
+        stopped = [(pid, start_of(pid)) for pid in pids]
+        for pid, _ in stopped:
+            send(pid, signal.SIGSTOP)
+
+        def go_on() -> None:
+            for pid, start in stopped:
+                if start is not None and start_of(pid) == start:
+                    send(pid, signal.SIGCONT)
+
+        return go_on
+
+    def silence(self, proxy: Proxy) -> Callable[[], None]:
+        """Let nothing through for a while; what was under way then is late, or lost with its connections."""
+        lost = self.dice.random() < 0.5
+        proxy.black_hole()
+
+        def end() -> None:
+            if lost:
+                proxy.cut()
+            proxy.recover()
+
+        return end
+
+    def slow_down(self, proxy: Proxy) -> Callable[[], None]:
+        """Let a link be far and narrow for a while."""
+        proxy.delay, proxy.rate = self.dice.uniform(0.1, 1.0), self.dice.uniform(20_000, 200_000)
+
+        def end() -> None:
+            proxy.delay, proxy.rate = 0.0, None
+
+        return end
 
     async def settle(self, project: Project) -> None:
         """Let one quiet controller bring all to its end, and ask the oracle."""
@@ -109,6 +170,7 @@ async def a_mix(scene: Scene, *, seed: int, seconds: float, jobs: int) -> None:
     project = scene.project()
     mix.jobs(project, jobs)
     await mix.hurt(seconds, project)
+    print(f"seed {seed}: {dict(mix.done)}")  # noqa: T201  # shown where it fails
     await mix.settle(project)
 
 

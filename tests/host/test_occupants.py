@@ -86,6 +86,16 @@ def test_a_leased_device_is_held_by_its_run_and_its_own_processes_are_no_strange
     assert state["left"] == {"tree": "empty", "devices": {FIRST: "free"}, "processes": []}
 
 
+def test_a_member_of_the_run_is_no_stranger_even_where_it_has_cleared_its_environment(
+    cuda: AgentClient, apps: Path
+) -> None:  # fmt: skip
+    """What the supervisor sees as its own it needs no name to know."""
+    listed = f'echo "{FIRST}, $!, 100" >> {apps}'
+    spec = gpu_job(f"env -i setsid sleep 1000 & {listed}; echo begun; sleep 1.5; kill $!; : > {apps}", FIRST)
+    cuda.launch(spec)
+    assert cuda.follow(spec["run"])[0]["foreign_process"] == []
+
+
 def test_a_stranger_that_comes_during_the_run_is_in_its_record_and_is_left_alone(cuda: AgentClient, apps: Path) -> None:
     spec = gpu_job("echo begun; sleep 1000", FIRST)
     cuda.launch(spec)
@@ -130,6 +140,22 @@ def test_memory_that_does_not_come_back_is_held_by_an_unknown(cuda: AgentClient,
     state, _ = cuda.follow(spec["run"])
     assert (state["status"], state["code"]) == ("exited", 0)
     assert state["left"] == {"tree": "empty", "devices": {SECOND: "held"}, "processes": []}
+
+
+def test_memory_that_a_known_stranger_has_is_not_missed(cuda: AgentClient, apps: Path) -> None:
+    """It came during the run and has taken what the device lacks at the end: the run has given all of its own back."""
+    query = apps.with_name("query.csv")
+    spec = gpu_job("echo begun; sleep 1000", FIRST)
+    cuda.launch(spec)
+    cuda.wait_for(spec["run"], b"begun")
+    with stranger() as process:
+        apps.write_text(f"{FIRST}, {process.pid}, 23156\n")
+        query.write_text(query.read_text().replace("143156 MiB", "120000 MiB"))
+        wait_until(lambda: bool((cuda.status(spec["run"]) or {})["foreign_process"]))
+        cuda.ask("cancel", run=spec["run"], grace=1, by="me")
+        left = cuda.follow(spec["run"])[0]["left"]
+        assert left["devices"] == {FIRST: "free"}
+        assert [found["pid"] for found in left["processes"]] == [process.pid]
 
 
 def test_what_a_driver_does_not_tell_is_unknown(agent: AgentClient) -> None:
