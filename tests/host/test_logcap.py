@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
+from gpulayer.remote import processes
 from tests.host.agent_client import AgentClient, new_spec
 from tests.host.test_crashes import wait_until
 
@@ -84,3 +86,22 @@ def test_where_the_middle_cannot_be_dropped_the_run_ends(agents: Callable[..., A
     assert log == LINES[: len(log)]
     assert LIMIT < len(log) < len(LINES)
     assert (agent.run_folder(spec["run"]) / "output.log").stat().st_size == len(log)
+
+
+def test_what_is_dropped_is_told_before_it_is_dropped(agents: Callable[..., AgentClient]) -> None:
+    """The supervisor is stopped at that moment: who reads now is told of the hole, and would get zeros otherwise."""
+    agent = agents(env={"GL_FAIL": "log-punched:stop:1"})
+    spec = spec_of(job="told")
+    agent.launch(spec)
+    pid, start = agent.record(spec["run"])["supervisor"]
+
+    def stopped() -> bool:
+        supervisor = processes.look(pid)
+        return supervisor is not None and supervisor.stopped
+
+    wait_until(stopped)
+    hole = agent.record(spec["run"])["state"]["log_hole"]
+    headers = agent.frames(agent.send("follow", run=spec["run"], offset=hole[0], tail=None))
+    assert next(header for header, _ in headers if "off" in header)["hole"] == hole[1] - hole[0]
+    processes.send(pid, start, signal.SIGCONT)
+    assert [header["state"]["status"] for header, _ in headers if "ok" in header] == ["exited"]

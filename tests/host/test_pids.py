@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +110,40 @@ def test_a_signal_goes_to_the_process_that_was_meant_or_to_nobody(agent: AgentCl
         processes.send(pid, start, signal.SIGTERM)
         processes.send(pid, processes.start_of(pid) or 0, signal.SIGUSR2)
         wait_until(lambda: said() == b"got %d\n" % signal.SIGUSR2)
+
+
+def look_around(supervisor: int) -> None:
+    """Let a supervisor look at its run, and wait until it sleeps again."""
+
+    def sleeps() -> int:
+        lines = Path(f"/proc/{supervisor}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+
+    before = sleeps()
+    os.kill(supervisor, signal.SIGUSR1)
+    wait_until(lambda: sleeps() > before)
+
+
+def test_without_a_subreaper_the_number_of_a_member_that_died_is_nobodys(agents: Callable[..., AgentClient]) -> None:
+    """What was seen of a run before is known by pid and start: the pid alone would make a stranger one of its members.
+
+    The member dies, and its number is taken, between two looks of the supervisor.
+    """
+    agent = agents(env={"GL_FAIL": "subreaper:error:1"})
+    spec = new_spec("sleep 1000 & echo $!; wait $! || sleep 1000", key=os.urandom(32).hex())
+    agent.launch(spec)
+    agent.wait_for(spec["run"], b"\n")
+    supervisor = agent.record(spec["run"])["supervisor"][0]
+    look_around(supervisor)
+    pid = int((agent.run_folder(spec["run"]) / "output.log").read_text())
+    start = processes.start_of(pid)
+    assert start is not None
+    os.kill(supervisor, signal.SIGSTOP)
+    gone([pid, start])
+    with stranger(pid) as said:
+        os.kill(supervisor, signal.SIGCONT)
+        agent.ask("cancel", run=spec["run"], grace=0.2, by="me")
+        state, _ = agent.follow(spec["run"])
+        assert (state["status"], state["left"]["processes"]) == ("cancelled", [])
+        assert said() == b""
+        assert processes.start_of(pid) is not None
