@@ -174,10 +174,10 @@ async def run_jobs(
     by_id = {device.id: device for device in devices}
     done = []
     for job in plan.jobs:
-        assert job.placement is not None
-        (device,) = job.placement.devices or (devices[0].id,)
+        (place,) = job.placements
+        (device,) = place.devices or (devices[0].id,)
         result = results.get(job.job)
-        evidence.jobs.append({"job": job.job, "devices": list(job.placement.devices), "result": result})
+        evidence.jobs.append({"job": job.job, "devices": list(place.devices), "result": result})
         done.append((Done(planned=job, result=result, output=output[job.job].decode(errors="replace")), by_id[device]))
     if exit_code != ExitCode.OK and any(device.virtual for device in devices):
         raise NothingToProveError("virtual_gpu_unusable", output["proof-0"].decode(errors="replace")[-300:])
@@ -209,7 +209,7 @@ def _expect_placed(plan: Plan) -> None:
     if any(refusal.code is Code.DISTRIBUTED for refusal in refusals):
         raise NothingToProveError("distributed_not_launched")
     assert {job.action for job in plan.jobs} == {Action.RUN}, [sentence(refusal) for refusal in refusals]
-    placed = [device for job in plan.jobs if job.placement for device in job.placement.devices]
+    placed = [device for job in plan.jobs for place in job.placements for device in place.devices]
     assert len(placed) == len(set(placed)), f"two jobs on one device: {placed}"
 
 

@@ -66,7 +66,7 @@ def _rows(plan: Plan, jobs: Sequence[PlannedJob], *, one_each: bool) -> Iterator
         return
     groups: dict[tuple[str, str], list[str]] = {}
     for job in jobs:
-        place = f"{job.placement.host} {job.accelerator}" if job.placement else _where(plan, job)
+        place = f"{_hosts(job)} {job.accelerator}" if job.placements else _where(plan, job)
         groups.setdefault((_words(job), place), []).append(job.job)
     for (action, place), names in groups.items():
         yield folded(names, 3), action if len(names) == 1 else f"{action} ({len(names)} jobs)", place
@@ -82,12 +82,16 @@ def _words(job: PlannedJob) -> str:
 
 
 def _where(plan: Plan, job: PlannedJob) -> str:
-    if job.placement:
-        devices = ", ".join(_short(device) for device in job.placement.devices)
-        return f"{job.placement.host} {job.accelerator}{f' ({devices})' if devices else ''}"
+    if job.placements:
+        devices = ", ".join(_short(device) for placement in job.placements for device in placement.devices)
+        return f"{_hosts(job)} {job.accelerator}{f' ({devices})' if devices else ''}"
     if job.action is Action.QUEUE:
         return f"when free: {folded(plan.shapes[job.shape].fits, 4)} ({job.accelerator})"
     return "-"
+
+
+def _hosts(job: PlannedJob) -> str:
+    return " + ".join(placement.host for placement in job.placements)
 
 
 def _short(device: str) -> str:

@@ -79,14 +79,15 @@ def _host(host: PlannedHost) -> dict[str, Any]:
 
 
 def _job(job: PlannedJob) -> dict[str, Any]:
-    place = job.placement
+    places = [{"host": place.host, "devices": list(place.devices)} for place in job.placements]
     return {
         "job": job.job,
         "key": job.key,
         "shape": job.shape,
         "action": job.action.value,
         "accelerator": job.accelerator,
-        "placement": None if place is None else {"host": place.host, "devices": list(place.devices)},
+        "placement": None if not places else places[0] if job.nodes is None else places,
+        "nodes": job.nodes,
         "position": job.position,
         "run": job.run,
         "attempt": job.attempt,
@@ -201,9 +202,8 @@ def _read_job(job: _Node) -> PlannedJob:
         shape=job["shape"].text(),
         action=action,
         accelerator=accelerator.value if accelerator else None,
-        placement=job["placement"].maybe(
-            lambda place: Placement(host=place["host"].text(), devices=place["devices"].texts())
-        ),
+        placements=job["placement"].maybe(_read_placements) or (),
+        nodes=job["nodes"].maybe(_Node.count),
         position=job["position"].maybe(_Node.count),
         run=job["run"].maybe(_Node.text),
         attempt=job["attempt"].maybe(_Node.count),
@@ -211,6 +211,11 @@ def _read_job(job: _Node) -> PlannedJob:
         changed=job["changed"].flag(),
         still_running=job["still_running"].texts(),
     )
+
+
+def _read_placements(place: _Node) -> tuple[Placement, ...]:
+    each = place.items() if isinstance(place.value, list) else [place]
+    return tuple(Placement(host=one["host"].text(), devices=one["devices"].texts()) for one in each)
 
 
 def _read_verdict(verdict: _Node) -> ShapeVerdict:
@@ -248,10 +253,10 @@ def _check(plan: Plan, node: _Node) -> None:
     hosts = {host.name: host for host in plan.hosts}
     for job, entry in zip(plan.jobs, node["jobs"].items(), strict=True):
         _check_job(job, plan, entry)
-        if job.placement is not None and job.action in STARTED:
-            if job.placement.host not in hosts:
+        for place in job.placements if job.action in STARTED else ():
+            if place.host not in hosts:
                 entry["placement"].refuse("names a host that is not in this plan")
-            _check_place(job, job.placement, hosts[job.placement.host], plan.shapes[job.shape], entry)
+            _check_place(job, place, hosts[place.host], plan.shapes[job.shape], entry)
     if len({job.job for job in plan.jobs}) != len(plan.jobs):
         node["jobs"].refuse("holds a job twice")
 
@@ -259,8 +264,10 @@ def _check(plan: Plan, node: _Node) -> None:
 def _check_job(job: PlannedJob, plan: Plan, entry: _Node) -> None:
     if job.shape not in plan.shapes:
         entry["shape"].refuse("is no shape of this plan")
-    if (job.action in PLACED) != (job.placement is not None):
+    if (job.action in PLACED) != bool(job.placements):
         entry["placement"].refuse(f"does not go with the action {job.action.value!r}")
+    if job.action in STARTED and len({place.host for place in job.placements}) != (job.nodes or 1):
+        entry["placement"].refuse(f"names other than {job.nodes or 1} hosts")
     if (job.action is Action.QUEUE) != (job.position is not None):
         entry["position"].refuse(f"does not go with the action {job.action.value!r}")
     if (job.action is Action.REFUSE) != (job.run is None):

@@ -23,6 +23,9 @@ from gpulayer.spec.support import Accelerator
 # the option, the host's index.
 Rank = tuple[float, tuple[float, int], int]
 
+# Where a job starts: under one accelerator, on one host, or on as many as a gang has nodes, in node order.
+Place = tuple[Accelerator, tuple[Placement, ...]]
+
 # Loads change while a search rests. It looks again at so many hosts before it takes the best of them: enough to spread
 # jobs evenly, and a bound on the work for each job.
 LOOKS: Final = 4
@@ -95,7 +98,7 @@ class _Machine:
 
 
 class _Taken(NamedTuple):
-    """What one job has of a machine."""
+    """What one job has of one machine."""
 
     machine: _Machine
     devices: tuple[str, ...]
@@ -129,11 +132,11 @@ class Packing:
         for machine, site, view in zip(self._machines, self._matcher.sites, views, strict=True):
             if site is not None:
                 machine.add(site, view)
-        self._taken: dict[str, _Taken] = {}
+        self._taken: dict[str, list[_Taken]] = {}
         self._reserved: dict[str, _Machine] = {}
         self._searches: dict[tuple[str, frozenset[str] | None], Search] = {}
 
-    def place(self, job: JobSpec, allowed: frozenset[str] | None = None) -> tuple[Accelerator, Placement] | None:
+    def place(self, job: JobSpec, allowed: frozenset[str] | None = None) -> Place | None:
         """Return where a job can start now, or None where nothing that fits is free. Takes nothing.
 
         `allowed` names the hosts to which it is restricted.
@@ -149,7 +152,7 @@ class Packing:
             found = self._searches[key] = self._search(match, allowed)
         return found
 
-    def first(self, search: Search, job: str) -> tuple[Accelerator, Placement] | None:
+    def first(self, search: Search, job: str) -> Place | None:
         """Return the first place of a search that is free now for the job of this name."""
         for options, ranks in search.lanes:
             looks = LOOKS
@@ -164,32 +167,41 @@ class Packing:
                 if (machine.reserved is None or machine.reserved == job) and machine.has_room(option):
                     devices = _free(machine, option, search.sites[host])
                     if len(devices) == option.count:
-                        return option.accelerator, Placement(host=self._names[host], devices=devices)
+                        return option.accelerator, (Placement(host=self._names[host], devices=devices),)
                 machine.parked.append((ranks, heappop(ranks)))
         return None
 
-    def occupy(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
+    def occupy(self, job: JobSpec, accelerator: Accelerator, placements: Sequence[Placement]) -> None:
         """Take a place for a job that is about to start. Raises ValueError where the job has one already."""
-        self._take(job, accelerator, placement)
+        if job.name in self._taken:
+            raise ValueError(f"{job.name} has its place already")
+        self.forgo(job.name)
+        sites = self._matcher.match(job).sites
+        self._taken[job.name] = [self._take(job, accelerator, placement, sites) for placement in placements]
 
-    def adopt(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
-        """Count a run that was going on when the hosts were asked as the job's: what it holds is in the views."""
-        machine = self._machines[self._index[placement.host]]
-        for device in placement.devices:
-            machine.foreign.discard(device)
-        if accelerator is Accelerator.CPU:
-            machine.foreign_slots = max(0, machine.foreign_slots - 1)
-        self._take(job, accelerator, placement)
+    def adopt(self, job: JobSpec, accelerator: Accelerator, placements: Sequence[Placement]) -> None:
+        """Count a run that was going on when the hosts were asked as the job's: what it holds is in the views.
+
+        Of hosts that are no longer in the inventory nothing is counted.
+        """
+        here = [placement for placement in placements if placement.host in self._index]
+        for placement in here:
+            machine = self._machines[self._index[placement.host]]
+            for device in placement.devices:
+                machine.foreign.discard(device)
+            if accelerator is Accelerator.CPU:
+                machine.foreign_slots = max(0, machine.foreign_slots - 1)
+        self.occupy(job, accelerator, here)
 
     def release(self, job: str) -> None:
         """Give back what a job has. Raises KeyError where it has nothing."""
-        taken = self._taken.pop(job)
-        machine = taken.machine
-        machine.ours.difference_update(taken.devices)
-        machine.cpus_used -= taken.cpus
-        machine.memory_used -= taken.memory
-        machine.slots_used -= taken.slots
-        machine.wake()
+        for taken in self._taken.pop(job):
+            machine = taken.machine
+            machine.ours.difference_update(taken.devices)
+            machine.cpus_used -= taken.cpus
+            machine.memory_used -= taken.memory
+            machine.slots_used -= taken.slots
+            machine.wake()
 
     def observe(self, view: HostView) -> None:
         """Take a host's newer answer to who holds what; what our own jobs have stays theirs.
@@ -250,12 +262,11 @@ class Packing:
             lanes.append((options, ranks))
         return Search(match.sites, tuple(lanes), hosts)
 
-    def _take(self, job: JobSpec, accelerator: Accelerator, placement: Placement) -> None:
-        if job.name in self._taken:
-            raise ValueError(f"{job.name} has its place already")
-        self.forgo(job.name)
+    def _take(
+        self, job: JobSpec, accelerator: Accelerator, placement: Placement, sites: Sequence[Site | None]
+    ) -> _Taken:
         index = self._index[placement.host]
-        machine, site = self._machines[index], self._matcher.match(job).sites[index]
+        machine, site = self._machines[index], sites[index]
         taken = _Taken(
             machine=machine,
             devices=placement.devices,
@@ -263,13 +274,13 @@ class Packing:
             memory=memory_taken(job, accelerator, site) if site else 0,
             slots=1 if accelerator is Accelerator.CPU else 0,
         )
-        self._taken[job.name] = taken
         machine.ours.update(placement.devices)
         machine.free.difference_update(placement.devices)
         machine.cpus_used += taken.cpus
         machine.memory_used += taken.memory
         machine.slots_used += taken.slots
         machine.weigh()
+        return taken
 
 
 def _free(machine: _Machine, option: Option, site: Site | None) -> tuple[str, ...]:

@@ -85,8 +85,24 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstFailure:
+    """Which rank of a gang failed first, on which node and host, and how it ended."""
+
+    rank: int
+    node: int
+    host: str
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRun:
-    """A run of this project that a host knows. `status` is a word of `remote/states.py`."""
+    """A run of this project that a host knows. `status` is a word of `remote/states.py`.
+
+    `nodes` is how many hosts a gang has: it is None for the run of an independent job. A node's run has its number in
+    `node`, from 0. A gang as a whole has no `node`; its `members` are its nodes' runs, in node order, and
+    `placement/gangs.py` says how their words become one. Its host and devices are those of its first node.
+    """
 
     run: str
     job: str
@@ -100,6 +116,10 @@ class KnownRun:
     reason: str | None = None
     started_at: str | None = None
     ended_at: str | None = None
+    node: int | None = None
+    nodes: int | None = None
+    first_failure: FirstFailure | None = None
+    members: tuple[KnownRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +187,8 @@ class PlannedJob:
     """One job's line in the plan. `position` orders the queue, from 1; None where the job does not wait.
 
     `run` is the run id that is launched, followed, or that ended before (None for refused jobs), and `attempt` its
-    number, from 1. `placement` is where the job is to run (`run`, `retry`) or runs (`follow`); None otherwise.
+    number, from 1. `placements` are where the job is to run (`run`, `retry`) or runs (`follow`): one, or one a node of
+    a gang, in node order; none otherwise. `nodes` is how many hosts a gang takes, None for an independent job.
     `accelerator` is the one it is placed under; for `queue` the first of its list that fits anywhere. `changed`: it ran
     before as another declaration of the same name; `still_running` are runs of such that have not ended.
     """
@@ -177,7 +198,8 @@ class PlannedJob:
     shape: str
     action: Action
     accelerator: str | None = None
-    placement: Placement | None = None
+    placements: tuple[Placement, ...] = ()
+    nodes: int | None = None
     position: int | None = None
     run: str | None = None
     attempt: int | None = None

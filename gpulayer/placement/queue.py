@@ -20,11 +20,11 @@ PATIENCE: Final = 16
 
 
 class Start(NamedTuple):
-    """A job that starts now, and where; its place is taken."""
+    """A job that starts now, and where: one placement, or one a node of a gang. Its place is taken."""
 
     job: JobSpec
     accelerator: Accelerator
-    placement: Placement
+    placements: tuple[Placement, ...]
 
 
 @dataclass(slots=True)
@@ -105,6 +105,10 @@ class Queue:
 
     def _count(self, passed: list[tuple[_Line, int]], started: list[Start]) -> None:
         for line, mark in passed:
-            line.passed += sum(start.placement.host in line.search.hosts for start in started[mark:])
+            line.passed += sum(_is_on(start, line.search.hosts) for start in started[mark:])
             if line.passed >= PATIENCE:
                 self._packing.reserve(line.search, line.waiting[0][1])
+
+
+def _is_on(start: Start, hosts: frozenset[str]) -> bool:
+    return any(placement.host in hosts for placement in start.placements)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gpulayer.gpu.facts import HostFacts, fingerprint
+from gpulayer.placement.gangs import together
 from gpulayer.placement.matching import Match, Matcher
-from gpulayer.placement.packing import Packing
+from gpulayer.placement.packing import Packing, Place
 from gpulayer.placement.plan import (
     Action,
     Doubt,
@@ -24,7 +25,7 @@ from gpulayer.placement.queue import Queue
 from gpulayer.remote.states import EXITED, FINAL
 from gpulayer.spec.documents import collector_paused
 from gpulayer.spec.identity import asked_python, run_id
-from gpulayer.spec.jobs import JobSet, JobSpec
+from gpulayer.spec.jobs import DistributedJob, JobSet, JobSpec
 from gpulayer.spec.support import Accelerator
 
 # What needs a place; the others have theirs or need none.
@@ -66,18 +67,17 @@ def make_plan(
     decisions = _decide(jobs, keys, _runs_by_job(views, history), matcher, retry_failed=retry_failed)
     packing = Packing(views, matcher=matcher)
     queue = Queue(packing)
-    places: dict[str, tuple[Accelerator, Placement]] = {}
+    places: dict[str, Place] = {}
     by_name = {view.host.name: view for view in views}
     for position, (name, decision) in enumerate(decisions.items()):
         job = jobs.jobs[name]
         if decision.action is Action.FOLLOW and decision.seen is not None:
             view = by_name.get(decision.seen.host)
             places[name] = _where_it_runs(job, decision.seen, view.seen_by(asked_python(job)) if view else None)
-            if view is not None:
-                packing.adopt(job, *places[name])
+            packing.adopt(job, *places[name])
         elif decision.action in TO_PLACE:
             queue.add(job, position)
-    places |= {start.job.name: (start.accelerator, start.placement) for start in queue.ready()}
+    places |= {start.job.name: (start.accelerator, start.placements) for start in queue.ready()}
     waiting = {name: position for position, name in enumerate((name for name in decisions if name in queue), 1)}
     lines = tuple(
         _line(jobs.jobs[name], keys[name], trees[name], decision, place=places.get(name), position=waiting.get(name))
@@ -144,12 +144,12 @@ def _runs_by_job(views: Sequence[HostView], history: Iterable[KnownRun]) -> dict
     seen = {run.run: run for run in history if run.host and (run.started_at or run.host not in answering)}
     seen |= {run.run: replace(run, host=view.host.name) for view in views for run in view.runs}
     by_job: dict[str, list[KnownRun]] = {}
-    for run in seen.values():
+    for run in together(seen.values()):
         by_job.setdefault(run.job, []).append(run)
     return by_job
 
 
-def _where_it_runs(job: JobSpec, run: KnownRun, facts: HostFacts | None) -> tuple[Accelerator, Placement]:
+def _where_it_runs(job: JobSpec, run: KnownRun, facts: HostFacts | None) -> Place:
     """Return the place of a run that goes on; without its host's facts the devices' accelerator is the job's first."""
     kinds = {device.id: device.accelerator for device in facts.devices} if facts else {}
     gpu = next((accelerator for accelerator in job.accelerators if accelerator is not Accelerator.CPU), None)
@@ -157,7 +157,7 @@ def _where_it_runs(job: JobSpec, run: KnownRun, facts: HostFacts | None) -> tupl
         accelerator = Accelerator.CPU
     else:
         accelerator = Accelerator(kinds.get(run.devices[0], gpu.value))
-    return accelerator, Placement(host=run.host, devices=run.devices)
+    return accelerator, tuple(Placement(host=one.host, devices=one.devices) for one in run.members or (run,))
 
 
 def _line(
@@ -166,11 +166,11 @@ def _line(
     tree: str | None,
     decision: _Decision,
     *,
-    place: tuple[Accelerator, Placement] | None,
+    place: Place | None,
     position: int | None,
 ) -> PlannedJob:
     action, run, attempt = decision.action, None, None
-    accelerator, placement = place or (None, None)
+    accelerator, placements = place or (None, ())
     if action in TO_PLACE:
         run, attempt = run_id(job.name, key, decision.attempt), decision.attempt
         if place is None:
@@ -184,7 +184,8 @@ def _line(
         shape=decision.match.shape,
         action=action,
         accelerator=accelerator,
-        placement=placement,
+        placements=placements,
+        nodes=job.distributed.nodes if isinstance(job, DistributedJob) else None,
         position=position,
         run=run,
         attempt=attempt,
@@ -199,10 +200,9 @@ def _hosts(views: Sequence[HostView], lines: Sequence[PlannedJob], jobs: JobSet)
     devices: dict[str, set[str]] = {}
     pythons: dict[str, set[str]] = {}
     for line in lines:
-        if line.placement is not None and line.action is not Action.FOLLOW:
-            host = line.placement.host
-            devices.setdefault(host, set()).update(line.placement.devices)
-            pythons.setdefault(host, set()).update(filter(None, [asked_python(jobs.jobs[line.job])]))
+        for placement in line.placements if line.action is not Action.FOLLOW else ():
+            devices.setdefault(placement.host, set()).update(placement.devices)
+            pythons.setdefault(placement.host, set()).update(filter(None, [asked_python(jobs.jobs[line.job])]))
     return tuple(
         PlannedHost(
             name=view.host.name,

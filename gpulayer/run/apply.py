@@ -132,7 +132,13 @@ def _hold_back(
     """Start nothing where no host answers that could take it, and say which hosts and runs nothing is known of."""
     silent = scene.inventory.hosts.keys() & set(must) - set(views)
     for work in works:
-        hosts_of = {work.place[1].host} if work.place else set(plan.shapes[work.shape].fits) if work.shape else set()
+        hosts_of = (
+            {one.host for one in work.place[1]}
+            if work.place
+            else set(plan.shapes[work.shape].fits)
+            if work.shape
+            else set()
+        )
         if work.step in {Step.START, Step.QUEUE} and not hosts_of & set(views):
             work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
             silent |= hosts_of

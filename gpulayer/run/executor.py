@@ -158,18 +158,19 @@ class Executor:
             self._spawn(group, self._carry(work, intent.spec))
 
     def _intent(self, work: Work, start: Start) -> Intent:
-        host = start.placement.host
+        (placement,) = start.placements
+        host = placement.host
         spec = spec_of(
             start.job,
             work.run,
             project=self.project,
             view=self.views[host],
             accelerator=start.accelerator,
-            placement=start.placement,
+            placement=placement,
             tree=work.tree,
             python=self.pythons.get(host),
         )
-        return Intent(run=work.run.run, host=host, devices=start.placement.devices, spec=spec)
+        return Intent(run=work.run.run, host=host, devices=placement.devices, spec=spec)
 
     async def _carry(self, work: Work, spec: Mapping[str, Any]) -> None:
         """Take one run from its intent to its end."""

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpulayer.errors import ExitCode, UsageError
-from gpulayer.placement.plan import Action, HostView, KnownRun, Placement, Plan, PlannedJob, ShapeVerdict
+from gpulayer.placement.packing import Place
+from gpulayer.placement.plan import Action, HostView, KnownRun, Plan, PlannedJob, ShapeVerdict
 from gpulayer.remote import states
 from gpulayer.spec.identity import run_id
 from gpulayer.spec.jobs import Cause, JobSet, JobSpec
@@ -66,7 +67,7 @@ class Work:
     shape: str = ""
     order: int = 0
     last_attempt: int = 1
-    place: tuple[Accelerator, Placement] | None = None
+    place: Place | None = None
     outcome: Outcome | None = None
     busy: int = 0
 
@@ -143,7 +144,7 @@ def exit_code_of_plan(plan: Plan) -> ExitCode:
 
 def needed_hosts(plan: Plan) -> tuple[set[str], set[str]]:
     """Return the hosts without which the plan cannot be carried out, and those that the queue may use besides."""
-    must = {planned.placement.host for planned in plan.jobs if planned.placement is not None}
+    must = {placement.host for planned in plan.jobs for placement in planned.placements}
     may: set[str] = set()
     for planned in plan.jobs:
         if planned.action is Action.QUEUE:
@@ -230,7 +231,7 @@ def _seen(
     elif before is not None and before.host and (before.host not in views or before.started_at):
         _unsettled(work, before, why_unknown(before.host, views, (host.name for host in plan.hosts)))
     elif planned.action is Action.FOLLOW and planned.attempt is not None:
-        host = planned.placement.host if planned.placement else ""
+        host = planned.placements[0].host if planned.placements else ""
         lost = replace(queued(planned.job, planned.key, planned.attempt), host=host)
         _unsettled(work, lost, why_unknown(host, views, (host.name for host in plan.hosts)))
     else:
@@ -248,8 +249,8 @@ def _begin(work: Work, planned: PlannedJob, attempt: int, before: KnownRun | Non
             work.step = Step.QUEUE
         else:
             work.outcome = Outcome.QUEUED if before is None else _verdict(before)
-    elif planned.placement is not None and planned.accelerator is not None:
-        work.step, work.place = Step.START, (Accelerator(planned.accelerator), planned.placement)
+    elif planned.placements and planned.accelerator is not None:
+        work.step, work.place = Step.START, (Accelerator(planned.accelerator), planned.placements)
     else:
         work.step = Step.QUEUE
 

@@ -64,6 +64,16 @@ def run_id(job_name: str, key: str, attempt: int) -> str:
     return f"{job_name[:_SLUG_LENGTH].rstrip('-')}-{key[:_KEY_DIGITS]}-a{attempt}"
 
 
+def node_run(run: str, node: int) -> str:
+    """Return the id of the run that one node (from 0) has of a gang's run; up to attempt 9,999 it is an id like any."""
+    return f"{run}-n{node}"
+
+
+def gang_run(run: str, node: int) -> str:
+    """Return the gang's run id of a node's."""
+    return run.removesuffix(f"-n{node}")
+
+
 def asked_python(job: JobSpec) -> str | None:
     """Return the job's own interpreter where something is asked of it: a framework, or capabilities.
 

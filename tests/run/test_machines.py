@@ -59,7 +59,7 @@ async def test_the_right_job_runs_on_each_machine(mixed: Project) -> None:
         "either": command | {"accelerator": ["cuda", "mps", "cpu"]},
     })  # fmt: skip
     plan = await mixed.plan()
-    placed = {job.job: job.placement.host for job in plan.jobs if job.placement}
+    placed = {job.job: job.placements[0].host for job in plan.jobs if job.placements}
     assert placed["apple"] == "sim-mac"
     assert placed["nvidia"] == "sim-cuda"
     events = await mixed.apply(plan)
@@ -154,9 +154,9 @@ async def test_a_device_that_somebody_took_after_the_plan_is_left_for_one_that_i
     mixed.write({"job": {"command": TOLD, "accelerator": "cuda"}})
     plan = await mixed.plan()
     (job,) = plan.jobs
-    assert job.placement is not None
+    (place,) = job.placements
     other = Leases(str(mixed.hosts["sim-cuda"].entry["lease_dir"]))
-    locks = other.take_devices(list(job.placement.devices), 1, "somebody-else")
+    locks = other.take_devices(list(place.devices), 1, "somebody-else")
     try:
         async with asyncio.timeout(30):
             events = await mixed.apply(plan)
@@ -164,7 +164,7 @@ async def test_a_device_that_somebody_took_after_the_plan_is_left_for_one_that_i
         for lock in locks:
             os.close(lock)
     assert summary(events) == (0, {"succeeded": 1})
-    (free,) = set(H200_IDS) - set(job.placement.devices)
+    (free,) = set(H200_IDS) - set(place.devices)
     assert f"|{free}|" in output(events, "job").decode()
 
 

@@ -45,13 +45,13 @@ def names(started: list[Start]) -> list[str]:
 def test_place_looks_and_takes_nothing() -> None:
     packing, declared = packing_of(box=a_cuda()), jobs(a=GPU)
     place = packing.place(declared["a"])
-    assert place == (CUDA, Placement(host="box", devices=("GPU-0",)))
+    assert place == (CUDA, (Placement(host="box", devices=("GPU-0",)),))
     assert packing.place(declared["a"]) == place
 
 
 def test_what_is_released_is_free_again() -> None:
     packing, declared = packing_of(box=a_cuda()), jobs(a=GPU, b=GPU)
-    packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-0",)))
+    packing.occupy(declared["a"], CUDA, (Placement(host="box", devices=("GPU-0",)),))
     assert packing.place(declared["b"]) is None
     packing.release("a")
     assert packing.place(declared["b"]) is not None
@@ -62,9 +62,9 @@ def test_memory_that_a_host_calls_short_counts_until_something_changes_there() -
         packing_of(a=report(memory=8), b=report(memory=8)),
         jobs(**{name: {"resources": {"memory_gb": 5}} for name in "jk"}),
     )
-    on_a = Placement(host="a", devices=())
+    on_a = (Placement(host="a", devices=()),)
     packing.limit_memory("a", 4 * 2**30)
-    assert packing.place(declared["j"]) == (CPU, replace(on_a, host="b"))
+    assert packing.place(declared["j"]) == (CPU, (Placement(host="b", devices=()),))
     assert packing.place(declared["j"], frozenset({"a"})) is None
     packing.observe(replace(views_of(fleet_of({"a": report(memory=8)}))[0]))
     assert packing.place(declared["j"], frozenset({"a"})) == (CPU, on_a)
@@ -79,9 +79,9 @@ def test_memory_that_a_host_calls_short_counts_until_something_changes_there() -
 
 def test_a_place_is_taken_once_and_given_back_once() -> None:
     packing, declared = packing_of(box=a_cuda(24, 2)), jobs(a=GPU)
-    packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-0",)))
+    packing.occupy(declared["a"], CUDA, (Placement(host="box", devices=("GPU-0",)),))
     with pytest.raises(ValueError, match="has its place already"):
-        packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-1",)))
+        packing.occupy(declared["a"], CUDA, (Placement(host="box", devices=("GPU-1",)),))
     packing.release("a")
     with pytest.raises(KeyError):
         packing.release("a")
@@ -90,7 +90,7 @@ def test_a_place_is_taken_once_and_given_back_once() -> None:
 def test_a_job_may_be_restricted_to_hosts() -> None:
     packing, declared = packing_of(one=a_mac(), two=a_mac()), jobs(a={"accelerator": "mps"})
     place = packing.place(declared["a"], frozenset({"two"}))
-    assert place == (MPS, Placement(host="two", devices=("apple:0",)))
+    assert place == (MPS, (Placement(host="two", devices=("apple:0",)),))
     assert packing.place(declared["a"], frozenset()) is None
 
 
@@ -134,7 +134,7 @@ def test_a_device_that_others_hold_is_used_when_they_let_go() -> None:
 
 def test_what_our_jobs_hold_is_not_taken_for_others() -> None:
     packing, declared = packing_of(mac=a_mac()), jobs(a={"accelerator": "mps"}, b={"accelerator": "mps"})
-    packing.occupy(declared["a"], MPS, Placement(host="mac", devices=("apple:0",)))
+    packing.occupy(declared["a"], MPS, (Placement(host="mac", devices=("apple:0",)),))
     view = views_of(fleet_of({"mac": a_mac()}), {"mac": Known(held=["apple:0"], slots_held=0)})[0]
     packing.observe(view)
     packing.release("a")
@@ -143,17 +143,17 @@ def test_what_our_jobs_hold_is_not_taken_for_others() -> None:
 
 def test_a_device_that_others_took_first_is_left_for_one_that_is_free() -> None:
     packing, declared = packing_of(box=a_cuda(24, 2)), jobs(a=GPU)
-    packing.occupy(declared["a"], CUDA, Placement(host="box", devices=("GPU-0",)))
+    packing.occupy(declared["a"], CUDA, (Placement(host="box", devices=("GPU-0",)),))
     packing.release("a")
     packing.observe(views_of(fleet_of({"box": a_cuda(24, 2)}), {"box": Known(held=["GPU-0"])})[0])
-    assert packing.place(declared["a"]) == (CUDA, Placement(host="box", devices=("GPU-1",)))
+    assert packing.place(declared["a"]) == (CUDA, (Placement(host="box", devices=("GPU-1",)),))
 
 
 def test_an_adopted_run_gives_back_what_the_survey_saw_held() -> None:
     known = {"mac": Known(held=["apple:0"], slots_held=1, max_jobs=1)}
     packing, declared = packing_of(known, mac=a_mac()), jobs(a={"accelerator": "mps"}, b={}, c={})
-    packing.adopt(declared["a"], MPS, Placement(host="mac", devices=("apple:0",)))
-    packing.adopt(declared["b"], CPU, Placement(host="mac", devices=()))
+    packing.adopt(declared["a"], MPS, (Placement(host="mac", devices=("apple:0",)),))
+    packing.adopt(declared["b"], CPU, (Placement(host="mac", devices=()),))
     assert packing.place(declared["c"]) is None
     packing.release("b")
     assert packing.place(declared["c"]) is not None
@@ -224,13 +224,13 @@ def test_every_job_that_fits_runs_once_and_no_device_is_ever_shared(seed: int, h
     queue = Queue(packing)
     for position, job in enumerate(fitting):
         queue.add(job, position)
-    running: dict[str, Placement] = {}
+    running: dict[str, tuple[Placement, ...]] = {}
     order: list[str] = []
     while True:
         for start in queue.ready():
-            held = {(place.host, name) for place in running.values() for name in place.devices}
-            assert not held & {(start.placement.host, name) for name in start.placement.devices}
-            running[start.job.name] = start.placement
+            held = {(place.host, name) for places in running.values() for place in places for name in place.devices}
+            assert not held & {(place.host, name) for place in start.placements for name in place.devices}
+            running[start.job.name] = start.placements
             order.append(start.job.name)
         if not running:
             break

@@ -49,7 +49,7 @@ def plan_of(action: Action, host: str | None = "alpha", refusals: tuple[GroupedR
         shape="s",
         action=action,
         accelerator=None if refused else "cpu",
-        placement=Placement(host=host or "", devices=()) if placed else None,
+        placements=(Placement(host=host or "", devices=()),) if placed else (),
         position=1 if action is Action.QUEUE else None,
         run=None if refused else run_id("a", KEY, 1),
         attempt=None if refused else 1,
@@ -88,7 +88,7 @@ def test_a_new_job_starts_where_it_was_planned() -> None:
     found = work(plan_of(Action.RUN), view())
     assert (found.step, found.outcome, found.run.run, found.last_attempt) == (Step.START, None, run_id("a", KEY, 1), 3)
     assert found.place is not None
-    assert found.place[1].host == "alpha"
+    assert [place.host for place in found.place[1]] == ["alpha"]
     assert work(plan_of(Action.QUEUE), view()).step is Step.QUEUE
 
 

@@ -1,0 +1,102 @@
+"""Gangs: how the runs of the nodes of a distributed job become the one run that the job has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from gpulayer.placement.plan import KnownRun
+from gpulayer.remote import states
+from gpulayer.spec.identity import gang_run
+
+# Of ends that nobody's failure explains, the one that speaks for the gang, the worst first.
+WORST: Final = (
+    states.LOST,
+    states.FAILED_TO_START,
+    states.TIMED_OUT,
+    states.LOG_CAPPED,
+    states.CANCELLED,
+    states.SIGNALED,
+    states.EXITED,
+)
+
+
+def together(runs: Iterable[KnownRun]) -> list[KnownRun]:
+    """Return the runs with those of a gang's nodes as one, in its first one's place; others are returned as they are.
+
+    A record of the gang as a whole says nothing that its nodes do not say better, and gives way to them.
+    """
+    runs = list(runs)
+    gangs: dict[str, dict[int, KnownRun]] = {}
+    for run in runs:
+        if run.node is not None:
+            gangs.setdefault(gang_run(run.run, run.node), {})[run.node] = run
+    found: list[KnownRun] = []
+    told: set[str] = set()
+    for run in runs:
+        name = run.run if run.node is None else gang_run(run.run, run.node)
+        if name not in gangs:
+            found.append(run)
+        elif name not in told:
+            found.append(_as_one(name, gangs[name]))
+            told.add(name)
+    return found
+
+
+def _as_one(name: str, by_node: dict[int, KnownRun]) -> KnownRun:
+    members = tuple(run for _, run in sorted(by_node.items()))
+    first = members[0]
+    nodes = max(first.nodes or 0, len(members))
+    status, speaker, reason = _word(members, [node for node in range(nodes) if node not in by_node])
+    ends = [run.ended_at for run in members if run.ended_at]
+    return KnownRun(
+        run=name,
+        job=first.job,
+        key=first.key,
+        attempt=first.attempt,
+        host=first.host,
+        status=status,
+        devices=first.devices,
+        code=speaker.code if speaker else None,
+        signal=speaker.signal if speaker else None,
+        reason=reason,
+        started_at=min((run.started_at for run in members if run.started_at), default=None),
+        ended_at=max(ends, default=None) if status in states.FINAL else None,
+        nodes=nodes,
+        first_failure=next((run.first_failure for run in members if run.first_failure), None),
+        members=members,
+    )
+
+
+def _word(members: Collection[KnownRun], missing: Collection[int]) -> tuple[str, KnownRun | None, str | None]:
+    """Return the gang's status, the node's run whose code and signal are the gang's, and the reason.
+
+    What one node's host does not tell is unknown for the gang. A gang succeeds where every node exited with 0.
+    """
+    for run in members:
+        if run.status == states.UNKNOWN:
+            return states.UNKNOWN, None, run.reason
+    ended = [run for run in members if run.status in states.FINAL]
+    if len(ended) < len(members):
+        return _life(members, ended), None, next((run.reason for run in members if run.reason), None)
+    speaker = _speaker(members)
+    if missing and speaker.status == states.EXITED and speaker.code == 0:
+        return states.LOST, None, f"no host knows how node {min(missing)} ended"
+    return speaker.status, speaker, speaker.reason
+
+
+def _life(members: Collection[KnownRun], ended: Collection[KnownRun]) -> str:
+    """Return the word for a gang of which something lives: it is stopping once any of it ended badly or is to end."""
+    words = {run.status for run in members}
+    if words & {states.STOPPING, states.ORPHANED} or any((run.status, run.code) != (states.EXITED, 0) for run in ended):
+        return states.STOPPING
+    return next((word for word in (states.QUEUED, states.LAUNCHING) if word in words and not ended), states.RUNNING)
+
+
+def _speaker(members: Collection[KnownRun]) -> KnownRun:
+    """Return the run whose end is the gang's: that of the node on which a rank failed first, else the worst."""
+    failed = next((run.first_failure.node for run in members if run.first_failure), None)
+    return min(
+        members,
+        key=lambda run: (run.node != failed, WORST.index(run.status), run.code == 0, run.node or 0),
+    )
