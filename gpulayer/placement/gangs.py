@@ -9,16 +9,17 @@ from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
 from gpulayer.spec.identity import gang_run
 
-# Of ends that nobody's failure explains, the one that speaks for the gang, the worst first.
+# Of several ends the one that speaks for the gang, the worst first; what was cancelled may only follow from another's.
 WORST: Final = (
     states.LOST,
     states.FAILED_TO_START,
     states.TIMED_OUT,
     states.LOG_CAPPED,
-    states.CANCELLED,
     states.SIGNALED,
     states.EXITED,
+    states.CANCELLED,
 )
+OK: Final = (states.EXITED, 0)
 
 
 def together(runs: Iterable[KnownRun]) -> list[KnownRun]:
@@ -79,8 +80,15 @@ def _word(members: Collection[KnownRun], missing: Collection[int]) -> tuple[str,
     ended = [run for run in members if run.status in states.FINAL]
     if len(ended) < len(members):
         return _life(members, ended), None, next((run.reason for run in members if run.reason), None)
-    speaker = _speaker(members)
-    if missing and speaker.status == states.EXITED and speaker.code == 0:
+    failure = next((run.first_failure for run in members if run.first_failure), None)
+    host = failure.host if failure else None
+    speaker = min(
+        members,
+        key=lambda run: ((run.status, run.code) == OK, run.host != host, WORST.index(run.status), run.node or 0),
+    )
+    if failure and failure.rank is None and speaker.status == states.CANCELLED:
+        return states.LOST, None, f"{failure.host} was lost"  # it lives, cut off: it says the same of the others
+    if missing and (speaker.status, speaker.code) == OK:
         return states.LOST, None, f"no host knows how node {min(missing)} ended"
     return speaker.status, speaker, speaker.reason
 
@@ -88,15 +96,6 @@ def _word(members: Collection[KnownRun], missing: Collection[int]) -> tuple[str,
 def _life(members: Collection[KnownRun], ended: Collection[KnownRun]) -> str:
     """Return the word for a gang of which something lives: it is stopping once any of it ended badly or is to end."""
     words = {run.status for run in members}
-    if words & {states.STOPPING, states.ORPHANED} or any((run.status, run.code) != (states.EXITED, 0) for run in ended):
+    if words & {states.STOPPING, states.ORPHANED} or any((run.status, run.code) != OK for run in ended):
         return states.STOPPING
     return next((word for word in (states.QUEUED, states.LAUNCHING) if word in words and not ended), states.RUNNING)
-
-
-def _speaker(members: Collection[KnownRun]) -> KnownRun:
-    """Return the run whose end is the gang's: that of the node on which a rank failed first, else the worst."""
-    failed = next((run.first_failure.node for run in members if run.first_failure), None)
-    return min(
-        members,
-        key=lambda run: (run.node != failed, WORST.index(run.status), run.code == 0, run.node or 0),
-    )

@@ -86,13 +86,26 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:
-    """Which rank of a gang failed first, on which node and host, and how it ended."""
+    """What ended a gang: the rank that failed first, its host, and how it ended.
 
-    rank: int
-    node: int
+    `rank` is None where no rank of the user's program failed, but the host was lost or its torchrun failed by itself.
+    """
+
+    rank: int | None
     host: str
     code: int | None = None
     signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How one rank of a node stands. `status` is a word of `remote/states.py`."""
+
+    rank: int
+    status: str
+    code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +113,8 @@ class KnownRun:
     """A run of this project that a host knows. `status` is a word of `remote/states.py`.
 
     `nodes` is how many hosts a gang has: it is None for the run of an independent job. A node's run has its number in
-    `node`, from 0. A gang as a whole has no `node`; its `members` are its nodes' runs, in node order, and
-    `placement/gangs.py` says how their words become one. Its host and devices are those of its first node.
+    `node`, from 0, and its `ranks`. A gang as a whole has no `node`; its `members` are its nodes' runs, in node order,
+    and `placement/gangs.py` says how their words become one. Its host and devices are those of its first node.
     """
 
     run: str
@@ -119,7 +132,13 @@ class KnownRun:
     node: int | None = None
     nodes: int | None = None
     first_failure: FirstFailure | None = None
+    ranks: tuple[RankEnd, ...] = ()
     members: tuple[KnownRun, ...] = ()
+
+    @property
+    def parts(self) -> tuple[KnownRun, ...]:
+        """The runs that hosts know: a gang's nodes', else the run itself."""
+        return self.members or (self,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

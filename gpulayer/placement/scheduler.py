@@ -157,7 +157,7 @@ def _where_it_runs(job: JobSpec, run: KnownRun, facts: HostFacts | None) -> Plac
         accelerator = Accelerator.CPU
     else:
         accelerator = Accelerator(kinds.get(run.devices[0], gpu.value))
-    return accelerator, tuple(Placement(host=one.host, devices=one.devices) for one in run.members or (run,))
+    return accelerator, tuple(Placement(host=one.host, devices=one.devices) for one in run.parts)
 
 
 def _line(

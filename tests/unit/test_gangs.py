@@ -52,7 +52,8 @@ def test_the_nodes_come_before_a_record_of_the_whole() -> None:
     assert together([GANG]) == [GANG]
 
 
-FAILED = FirstFailure(rank=5, node=1, host="h1", code=7)
+FAILED = FirstFailure(rank=5, host="h1", code=7)
+CUT = FirstFailure(rank=None, host="h2")
 OK = {"status": "exited", "code": 0}
 ENDS: dict[str, tuple[list[dict[str, Any] | None], tuple[str, int | None, str | None]]] = {
     "all well": ([OK, OK, OK], ("exited", 0, None)),
@@ -67,6 +68,34 @@ ENDS: dict[str, tuple[list[dict[str, Any] | None], tuple[str, int | None, str | 
             {"status": "timed_out"},
         ],
         ("exited", 7, None),
+    ),
+    "the first to fail has another name elsewhere": (
+        [
+            {"status": "cancelled", "first_failure": replace(FAILED, host="other")},
+            {"status": "exited", "code": 7},
+            OK,
+        ],
+        ("exited", 7, None),
+    ),
+    "hosts that lost each other": (
+        [
+            {"status": "cancelled", "first_failure": CUT},
+            {"status": "cancelled", "first_failure": CUT},
+            {"status": "cancelled", "first_failure": replace(CUT, host="h0")},
+        ],
+        ("lost", None, "h2 was lost"),
+    ),
+    "a node that was lost and that nobody knows": (
+        [{"status": "cancelled", "first_failure": CUT}, OK, None],
+        ("lost", None, "h2 was lost"),
+    ),
+    "a node that failed by itself": (
+        [
+            {"status": "cancelled", "first_failure": replace(CUT, code=1)},
+            OK,
+            {"status": "failed_to_start", "reason": "no torch"},
+        ],
+        ("failed_to_start", None, "no torch"),
     ),
     "a lost node": (
         [{"status": "cancelled", "reason": "stopped because h2 was lost"}, OK, {"status": "lost", "reason": "reboot"}],
