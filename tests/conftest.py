@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,14 @@ from tests.sshd import Farm, SshdHost, new_farm
 # How fast the machine is says nothing about a property.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `linux` on other systems, with what it needs; nothing else is ever skipped."""
+    for marker in item.iter_markers("linux"):
+        (what,) = marker.args
+        if sys.platform != "linux":
+            pytest.skip(f"[needs_linux] {what}")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import pytest
 
 from gpulayer.gpu import discovery, discovery_frameworks
 from gpulayer.gpu.discovery import probe
+from gpulayer.remote.processes import start_of
 from tests.machines import (
     CUDA_TORCH,
     MAC_TORCH,
@@ -219,16 +220,9 @@ def test_a_grandchild_that_holds_the_pipes_is_not_waited_for(python: Path) -> No
 def wait_until_gone(pid: int) -> None:
     """The grandchild was in the child's process group, which is killed with it."""
     limit = time.monotonic() + 5
-    while alive(pid) and time.monotonic() < limit:
+    while start_of(pid) is not None and time.monotonic() < limit:
         time.sleep(0.01)
-    assert not alive(pid)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert start_of(pid) is None
 
 
 def test_a_torn_answer_is_told_and_the_rest_is_kept(python: Path) -> None:
@@ -448,6 +442,7 @@ def shipped_probe(python: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.linux("a machine without an Apple GPU; hardware_tests prove that one")
 def test_the_real_torch_of_this_interpreter() -> None:
     report = probe(sys.executable, ["torch"])
     assert torch_of(report)["status"] == "ok"

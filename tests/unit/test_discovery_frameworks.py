@@ -153,6 +153,7 @@ def test_mlx_without_its_core_lacks_a_backend(python: Path) -> None:
     assert codes(mac(python, "mlx")) == ["mlx_backend_missing"]
 
 
+@pytest.mark.linux("a machine without an Apple GPU; hardware_tests prove that one")
 def test_the_real_mlx_of_this_interpreter() -> None:
     report = probe(sys.executable, ["mlx"], deep=True)
     entry = report["frameworks"][0]

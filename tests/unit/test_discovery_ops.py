@@ -88,6 +88,7 @@ def test_what_was_proven_is_known_to_later_probes(python: Path, tmp_path: Path) 
     assert detail(probe(str(python), ["mlx"], state_root=str(kept)))["ops"] == again["ops"]
 
 
+@pytest.mark.linux("a machine without an Apple GPU; hardware_tests prove that one")
 def test_the_real_torch_of_this_interpreter() -> None:
     report = probe(sys.executable, ["torch"], deep=True)
     assert detail(report)["ops"] == dict.fromkeys(sorted(torch_ops_child._ITEMS), "ok")

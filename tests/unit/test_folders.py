@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from gpulayer.remote import folders
 from gpulayer.remote.wire import RequestError
 from tests.mounts import mounted
+
+FIRST = "Library/Application Support/gpulayer" if sys.platform == "darwin" else ".local/state/gpulayer"
 
 
 @pytest.fixture
@@ -37,6 +40,7 @@ def chosen() -> Path:
     return folder.parent
 
 
+@pytest.mark.linux("a file system that is mounted for the test (tmpfs)")
 def test_a_home_that_takes_nothing_is_passed_over(frozen_home: Path) -> None:
     assert chosen() == frozen_home.parent / "second"
 
@@ -55,7 +59,7 @@ def test_state_on_a_network_file_system_is_kept_elsewhere(home: Path, monkeypatc
 
 def test_the_folder_that_holds_the_runs_is_never_left_for_another(home: Path) -> None:
     first = chosen()
-    assert first == home / ".local" / "state" / "gpulayer"
+    assert first == home / FIRST
     (own,) = first.iterdir()
     own.chmod(0o755)  # something happened to it
     with pytest.raises(RequestError, match="holds the runs of this host") as caught:
@@ -78,7 +82,7 @@ def test_hosts_that_share_a_home_have_a_folder_each(home: Path, monkeypatch: pyt
         monkeypatch.setattr(folders, "_machine", lambda machine=machine: machine * 16)
         found.add(folders.state_folder(None))
     assert {Path(folder).name for folder in found} == {"a" * 16, "b" * 16}
-    assert {Path(folder).parent for folder in found} == {home / ".local" / "state" / "gpulayer"}
+    assert {Path(folder).parent for folder in found} == {home / FIRST}
     assert len({folders.host_identity(folder) for folder in found}) == 2
 
 

@@ -9,10 +9,13 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from _pytest.outcomes import Skipped
 
 from gpulayer.fleet.shipment import shipped
+from tests import conftest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gpulayer"
@@ -297,11 +300,21 @@ def test_every_test_asserts_something() -> None:
     assert not silent
 
 
-def test_no_test_is_skipped() -> None:
+def test_no_test_is_skipped_but_by_the_one_marker_for_linux() -> None:
     skips = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.attr if isinstance(node, ast.Attribute) else ''}"
+        (str(path.relative_to(ROOT)), node.attr)
         for path in TESTS
         for node in ast.walk(parse(path))
         if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "xfail", "importorskip"}
     ]
-    assert not skips
+    assert skips == [("tests/conftest.py", "skip")]
+
+
+@pytest.mark.linux("the test itself")
+def test_what_needs_linux_is_skipped_elsewhere_with_a_code(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conftest.pytest_runtest_setup(request.node)
+    monkeypatch.setattr(conftest, "sys", SimpleNamespace(platform="darwin"))
+    with pytest.raises(Skipped, match=r"^\[needs_linux\] the test itself$"):
+        conftest.pytest_runtest_setup(request.node)
