@@ -52,7 +52,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return what was asked; `command` is the command's name. Wrong usage ends the program with exit code 2."""
     args, unknown = _parser().parse_known_args(argv)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        shown = (word if word.isprintable() else repr(word) for word in unknown)
+        args.parser.error(f"unrecognized arguments: {' '.join(shown)}")
     return args
 
 

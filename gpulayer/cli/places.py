@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,14 +12,17 @@ from gpulayer.cli.screen import Screen
 from gpulayer.errors import InvalidDocumentError, Problem, StateError, UsageError
 from gpulayer.placement.document import from_json
 from gpulayer.placement.plan import Plan
+from gpulayer.remote.wire import strict_json
 from gpulayer.run import paths
 from gpulayer.run.paths import Paths, find_folder
-from gpulayer.spec import documents
+from gpulayer.spec import documents, files
 from gpulayer.spec.entries import Fault, located, refuse
 from gpulayer.spec.inventory import Inventory, load_inventory, local_inventory
 from gpulayer.spec.jobs import JobSet, check_hosts, load_jobs, parse_jobs, slug
 
 JOBS = Path(paths.JOBS)
+MAX_JSON = 256 * 2**20
+"""Bytes of a saved plan or fleet; 1,000 hosts with all that a probe says are a tenth of it."""
 PLAN_ANEW = "the plan cannot be used; make it again with `gpulayer plan`"
 
 
@@ -78,9 +80,9 @@ def missing(jobs: JobSet, inventory: Inventory | None, document: documents.Docum
 def read_json(path: Path) -> object:
     """Return the JSON document in a file; UsageError where there is none."""
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", fix="name a file that can") from error
+        return strict_json(files.read(path, MAX_JSON))
+    except files.UnusableFileError as error:
+        raise UsageError(f"{path}: {error}", fix="name a file that can be read") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON document: {error}", fix="save it anew") from error
 
@@ -88,11 +90,10 @@ def read_json(path: Path) -> object:
 def is_plan(path: Path) -> bool:
     """Tell whether a file holds a saved plan: those are JSON objects with a schema; else it is taken for jobs."""
     try:
-        with path.open("rb") as file:
-            if not file.read(1024).lstrip().startswith(b"{"):
-                return False
+        if not files.read(path, MAX_JSON).lstrip().startswith(b"{"):
+            return False
         document = read_json(path)
-    except (OSError, UsageError):
+    except (files.UnusableFileError, UsageError):
         return False
     return isinstance(document, dict) and "schema" in document
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
 PROTOCOL = 1
 MAX_NOISE = 64 * 1024
@@ -23,11 +24,14 @@ MAX_HEADER = 1024 * 1024
 MAX_PAYLOAD = 2 * 1024 * 1024
 MAX_DEPTH = 16
 MAX_STRING = 64 * 1024
+MAX_WHOLE = 2**63 - 1
+"""Whole numbers of a header, either sign: what a database and other languages can take too."""
 WINDOW = 4 * 1024 * 1024
 """Payload bytes of one stream that may be under way without an acknowledgement."""
 
 _LENGTHS = re.compile(rb"(0|[1-9][0-9]{0,6}) (0|[1-9][0-9]{0,6}) ([0-9a-f]{16})\n")
 _LENGTHS_MAX = 7 + 1 + 7 + 1 + 16 + 1
+_LONGEST_WHOLE = 32  # digits: more than any that is allowed
 
 
 class ProtocolError(Exception):
@@ -149,7 +153,7 @@ class FrameReader:
 def _header(data: bytes) -> dict[str, Any]:
     """Parse a header. Raises ProtocolError for what is not a JSON object within the limits."""
     try:
-        header = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+        header = strict_json(data)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a header is no valid JSON: {error}") from None
     if not isinstance(header, dict):
@@ -160,6 +164,20 @@ def _header(data: bytes) -> dict[str, Any]:
     return header
 
 
+def strict_json(data: bytes) -> object:
+    """Return what JSON text says, and what all its readers take it for: no name twice, numbers that are finite.
+
+    Whole numbers fit in 64 bits. Raises ValueError, or RecursionError where it is nested too deep.
+    """
+    return json.loads(
+        data.decode("utf-8"),
+        object_pairs_hook=_object,
+        parse_constant=_no_number,
+        parse_float=_finite,
+        parse_int=_whole,
+    )
+
+
 def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
@@ -167,8 +185,18 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     return made
 
 
-def _no_constant(word: str) -> object:
-    raise ValueError(f"{word} is no number of JSON")
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word[:80]} is not a finite number of 64 bits")
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    return number if abs(number) != math.inf else _no_number(word)
+
+
+def _whole(word: str) -> int:
+    # The length first: before Python 3.11 a number of a million digits costs seconds.
+    return int(word) if len(word) < _LONGEST_WHOLE and abs(int(word)) <= MAX_WHOLE else _no_number(word)
 
 
 def _check(value: object, depth: int) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
@@ -19,6 +17,7 @@ from typing import Any, Final, NoReturn, cast
 import yaml
 
 from gpulayer.errors import InvalidDocumentError, Problem
+from gpulayer.spec import files
 
 MAX_BYTES: Final = 16 * 2**20
 MAX_NODES: Final = 1_000_000
@@ -108,16 +107,26 @@ class Document:
             index = self._index[id(marks)] = {name: 1 + 2 * nth for nth, name in enumerate(value)}
         return index
 
+    @property
+    def end(self) -> tuple[int, int]:
+        """Line and column, from 1, behind the last character."""
+        lines = self._all_lines()
+        return len(lines), len(lines[-1]) + 1
+
     def source(self, line: int) -> str | None:
         """Return a line (from 1) fit to be shown: one column a character; None where it is too long to help."""
-        if isinstance(self._lines, str):
-            self._lines = _BREAK.split(self._lines)
-        if not 0 < line <= len(self._lines) or len(self._lines[line - 1]) > _LONGEST_LINE:
+        lines = self._all_lines()
+        if not 0 < line <= len(lines) or len(lines[line - 1]) > _LONGEST_LINE:
             return None
         return "".join(
             char if char.isprintable() else " " if char == "\t" else "\N{REPLACEMENT CHARACTER}"
-            for char in self._lines[line - 1]
+            for char in lines[line - 1]
         )
+
+    def _all_lines(self) -> list[str]:
+        if isinstance(self._lines, str):
+            self._lines = _BREAK.split(self._lines)
+        return self._lines
 
     def written(self, pointer: Pointer) -> str:
         """Return the plain scalar at `pointer` as it is written (`3.10` where the value is 3.1); empty for an alias."""
@@ -175,24 +184,9 @@ def load(path: Path) -> Document:
     """
     name = str(path)
     try:
-        # O_NONBLOCK: opening a FIFO must not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise _unusable(name, "there is no such file") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _unusable(name, f"the file cannot be opened: {reason}") from None
-    try:
-        kind = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(kind):
-            what = "a folder" if stat.S_ISDIR(kind) else "a pipe" if stat.S_ISFIFO(kind) else "not a regular file"
-            raise _unusable(name, f"this is {what}; a document is a regular file")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise _unusable(name, f"the file cannot be read: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
+        data = files.read(path, MAX_BYTES)
+    except files.UnusableFileError as error:
+        raise InvalidDocumentError([Problem(path=name, line=0, column=0, field="", message=str(error))]) from None
     return parse(data, name)
 
 
@@ -202,8 +196,6 @@ def parse(data: bytes, path: str) -> Document:
     Raises InvalidDocumentError where the bytes cannot be read as one YAML document within the limits. Problems that
     leave the rest readable are in `Document.problems`.
     """
-    if len(data) > MAX_BYTES:
-        raise _unusable(path, f"the file is larger than {MAX_BYTES // 2**20} MiB")
     data = data.removeprefix(b"\xef\xbb\xbf")
     text = _decode(data, path)
     document = Document(path, text)
@@ -230,14 +222,12 @@ def parse(data: bytes, path: str) -> Document:
     return document
 
 
-def _unusable(path: str, message: str) -> InvalidDocumentError:
-    return InvalidDocumentError([Problem(path=path, line=0, column=0, field="", message=message)])
-
-
 def _give_up(document: Document, message: str, mark: Mark | None) -> NoReturn:
     """Raise what was found so far and `message`, which is why nothing more can be."""
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-    raise InvalidDocumentError([*document.problems, document.problem_at(line, column, message)]) from None
+    # The parser takes the file's end for a line's: what is missing there is missing at the end of the last line.
+    place = min((line, column), document.end)
+    raise InvalidDocumentError([*document.problems, document.problem_at(*place, message)]) from None
 
 
 def _decode(data: bytes, path: str) -> str:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -21,6 +21,8 @@ from gpulayer.spec.documents import MAX_PROBLEMS, Document, show
 if TYPE_CHECKING:
     from jsonschema import ValidationError
     from jsonschema.protocols import Validator
+
+    Rule = Callable[[Validator, object, Sized, Mapping[str, Any]], Any]
 
 # The mapping of a document whose entries are alike and many: what is good in it is left out of the slow second look.
 _ENTRIES: Final = {"jobs": "jobs", "inventory": "hosts"}
@@ -174,9 +176,31 @@ def _judge(name: str) -> Validator:
         if isinstance(instance, str) and not re.fullmatch(wanted, instance):
             yield jsonschema.ValidationError("")
 
+    def unique(_: Validator, __: object, instance: object, ___: object) -> Iterator[ValidationError]:
+        if _repeated(instance) is not None:
+            yield jsonschema.ValidationError("")
+
+    rules = jsonschema.Draft202012Validator.VALIDATORS
+
+    def bounded(rule: str, limit: str) -> Rule:
+        # Who is told that there are too many entries need not be told what is wrong with each.
+        def look(validator: Validator, wanted: object, instance: Sized, own: Mapping[str, Any]) -> Any:  # noqa: ANN401
+            too_many = isinstance(instance, list | dict) and len(instance) > own.get(limit, len(instance))
+            return () if too_many else rules[rule](validator, wanted, instance, own)
+
+        return look
+
     types = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     strict = jsonschema.validators.extend(
-        jsonschema.Draft202012Validator, validators={"pattern": pattern}, type_checker=types
+        jsonschema.Draft202012Validator,
+        validators={
+            "pattern": pattern,
+            "uniqueItems": unique,
+            "items": bounded("items", "maxItems"),
+            "propertyNames": bounded("propertyNames", "maxProperties"),
+            "additionalProperties": bounded("additionalProperties", "maxProperties"),
+        },
+        type_checker=types,
     )
     judge: Validator = strict(schema(name), registry=referencing.Registry())
     return judge
@@ -304,8 +328,21 @@ def _empty(_: Document, __: ValidationError, ___: Mapping[str, str]) -> str:
 
 
 def _twice(_: Document, error: ValidationError, __: Mapping[str, str]) -> str:
-    twice = next(one for nth, one in enumerate(error.instance) if one in error.instance[:nth])
-    return f"{show(twice)} is here twice; keep one"
+    return f"{show(_repeated(error.instance))} is here twice; keep one"
+
+
+def _repeated(items: object) -> str | None:
+    """Return the first word that a list holds twice; other values are none of a unique list's, and told as such.
+
+    The validator's own rule compares each pair of mappings: thousands of them would take minutes.
+    """
+    seen: set[str] = set()
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, str):
+            if item in seen:
+                return item
+            seen.add(item)
+    return None
 
 
 def _number(sentence: str) -> Callable[[Document, ValidationError, Mapping[str, str]], str]:

@@ -71,6 +71,12 @@ def test_an_unknown_option_is_answered_with_its_commands_usage(capsys: pytest.Ca
     assert shown.endswith("gpulayer plan: error: unrecognized arguments: --retry\n")
 
 
+def test_an_unknown_option_moves_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments.parse(["plan", "--a\x1b]0;pwn\x07\u202e"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: '--a\\x1b]0;pwn\\x07\\u202e'\n")
+
+
 def test_help_knows_every_exit_code() -> None:
     codes = {int(code) for code in re.findall(r"(?:^|  )(\d+) ", arguments.EPILOG, re.MULTILINE)}
     assert codes == set(ExitCode)

@@ -4,7 +4,7 @@ import json
 import os
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulayer.errors import InvalidDocumentError, Problem
-from gpulayer.spec import documents, inventory, jobs
+from gpulayer.errors import InvalidDocumentError
+from gpulayer.spec import documents
 from gpulayer.spec.documents import Document, parse
+from tests.fuzz import documents as fuzz
 
 
 def read(text: str | bytes) -> Document:
@@ -25,15 +26,6 @@ def value_of(text: str) -> Any:
     document = read(text)
     assert document.problems == []
     return document.value
-
-
-def refused(work: Callable[[], object]) -> tuple[Problem, ...] | None:
-    """The problems with which `work` ends, or None where it does not."""
-    try:
-        work()
-    except InvalidDocumentError as error:
-        return error.problems
-    return None
 
 
 def places(text: str | bytes) -> list[tuple[int, int, str]]:
@@ -268,6 +260,8 @@ def test_problems_are_bounded_too() -> None:
         (b"a: 1\nb: \x7f", (2, 4), "U+007F"),
         (b"\ta: 1", (1, 1), "tab"),
         (b"a: 'x", (1, 6), "not valid YAML"),
+        (b"a: 1\nb", (2, 2), "could not find"),
+        (b"a: 1\nb: [\n", (3, 1), "not valid YAML"),
         (b"a: 1\n---\nb: 2", (2, 1), "second document"),
         (b"", (1, 1), "empty"),
         (b"# nothing\n", (1, 1), "empty"),
@@ -419,8 +413,5 @@ _fragments = st.sampled_from(
 
 @given(st.one_of(st.binary(max_size=60), st.lists(_fragments, max_size=25).map(lambda parts: "".join(parts).encode())))
 @settings(deadline=None, max_examples=300)
-def test_no_bytes_end_otherwise_than_in_a_document_or_its_problems(data: bytes) -> None:
-    for check in (jobs.parse_jobs, inventory.parse_inventory):
-        problems = refused(lambda: check(parse(data, "f.yaml")))  # noqa: B023 - called at once
-        assert problems is None or problems
-        assert all(str(problem).startswith("f.yaml:") for problem in problems or ())
+def test_any_bytes_hold_or_their_problems_stand_at_places_of_the_file(data: bytes) -> None:
+    fuzz.check(data)

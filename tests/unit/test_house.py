@@ -27,7 +27,8 @@ EVERYTHING = {"errors", "spec", "gpu", "remote", "placement", "probe", "fleet", 
 TABLE: dict[str, set[str]] = {
     "errors": set(),
     "spec": {"errors", "spec"},
-    "spec.documents": {"errors"},
+    "spec.documents": {"errors", "spec.files"},
+    "spec.files": set(),
     "spec.schemas": {"errors", "spec.documents"},
     "spec.support": set(),
     "gpu": {"gpu"},
@@ -50,9 +51,9 @@ TABLE: dict[str, set[str]] = {
     "": EVERYTHING,
 }
 
-# Modules that decide; `spec.documents` reads the file that it is given and `spec.schemas` the packaged schemas.
+# Modules that decide; `spec.files` reads the file that it is given and `spec.schemas` the packaged schemas.
 PURE = ("spec", "placement", "gpu.facts")
-READS_FILES = ("spec.documents", "spec.schemas")
+READS_FILES = ("spec.files", "spec.schemas")
 IMPURE_MODULES = {
     *("asyncio", "getpass", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "select"),
     *("shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib"),

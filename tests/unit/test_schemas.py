@@ -5,6 +5,7 @@ import http.server
 import json
 import string
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -169,6 +170,31 @@ def test_no_schema_makes_a_validator_fetch_anything(monkeypatch: pytest.MonkeyPa
         server.server_close()
         schemas._gate.cache_clear()
         schemas._judge.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("key", "entries"),
+    [
+        ("outputs", ", ".join(f"{{a: {n}}}" for n in range(2_000))),
+        ("secrets", ", ".join(f"s{n}" for n in range(20_000))),
+        ("accelerator", ", ".join(f"[{n}]" for n in range(20_000))),
+        ("accelerator", ", ".join("a" for _ in range(20_000))),
+    ],
+)
+def test_a_list_that_is_too_long_is_told_so_and_not_read_through(key: str, entries: str) -> None:
+    document = read(f"version: 1\njobs: {{a: {{command: x, {key}: [{entries}]}}}}")
+    schemas.validate(document, "jobs")  # what is loaded for the first time is not what is measured
+    start = time.process_time()
+    problems = schemas.validate(document, "jobs")
+    assert time.process_time() - start < 1
+    assert "entries are too many" in problems[0].message
+    assert len(problems) <= 2
+
+
+def test_a_mapping_that_is_too_long_is_told_so_alone() -> None:
+    many = ", ".join(f"0-{n}: 1" for n in range(2_000))
+    (problem,) = schemas.validate(read(f"version: 1\njobs: {{a: {{command: x, env: {{{many}}}}}}}"), "jobs")
+    assert problem.message == "2,000 entries are too many; at most 1,000"
 
 
 _words = st.text(string.ascii_lowercase + "-_.=> 0129\n", max_size=8)

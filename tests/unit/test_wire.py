@@ -14,17 +14,24 @@ from gpulayer.remote.wire import (
     MAX_NOISE,
     MAX_PAYLOAD,
     MAX_STRING,
+    MAX_WHOLE,
     FrameReader,
     ProtocolError,
     encode,
 )
+from tests.fuzz import frames as fuzz
 
 NONCE = "00112233445566778899aabbccddeeff"
 OTHER = "ff" * 16
 
 text = st.text(max_size=20)
+whole = st.integers(-MAX_WHOLE, MAX_WHOLE)
 json_value = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    st.none()
+    | st.booleans()
+    | st.integers(-MAX_WHOLE, MAX_WHOLE)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=8,
 )
@@ -79,6 +86,11 @@ def test_garbage_after_a_frame_never_passes_for_one(garbage: bytes) -> None:
     assert encode(NONCE, {}).startswith(garbage) or garbage.startswith(f"@@GL1 {NONCE} ".encode())
 
 
+@given(st.binary(max_size=80) | json_value.map(lambda value: b"\x05" + json.dumps(value).encode()))
+def test_any_bytes_are_frames_or_an_end_however_they_are_cut(data: bytes) -> None:
+    fuzz.check(data)
+
+
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 200), st.integers(1, 255))
 def test_a_changed_byte_is_found(payload: bytes, place: int, change: int) -> None:
     reader = FrameReader(NONCE)
@@ -129,6 +141,11 @@ def test_noise_is_skipped_up_to_its_limit() -> None:
         b"",
         b'{"a": NaN}',
         b'{"a": -Infinity}',
+        b'{"a": [1e999]}',
+        b'{"a": {"b": -1e999}}',
+        b'{"a": 9223372036854775808}',
+        b'{"a": -9223372036854775808}',
+        b'{"a": ' + b"9" * 1_000_000 + b"}",
         b'{"a": 1, "a": 2}',
         b'{"a": {"b": 1, "b": 1}}',
         b"\xff\xfe",
@@ -146,6 +163,8 @@ def test_a_header_outside_the_limits_is_refused(header: bytes) -> None:
 
 
 def test_a_header_at_the_limits_is_taken() -> None:
+    numbers = {"a": [MAX_WHOLE, -MAX_WHOLE, 1.7976931348623157e308, 5e-324]}
+    assert read(encode(NONCE, numbers)) == [(numbers, b"")]
     nest: Any = "x" * MAX_STRING
     for _ in range(MAX_DEPTH - 1):
         nest = [nest]
