@@ -7,7 +7,7 @@ SHIPPED := $(wildcard gpulayer/remote/*.py gpulayer/gpu/discovery*.py gpulayer/g
 # What was compiled once is kept, whatever the environment says: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo check test test-slow faults clean
+.PHONY: help setup demo check test test-slow faults fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -51,6 +51,12 @@ test-slow: setup ## the tests that need what takes minutes to install
 faults: setup ## the long fault suite: hundreds of seeds and rounds, real silences, half an hour of chance
 	$(BIN)/python -m pytest -m long -n 2 tests/faults $(FAULTS)
 
+# The readers of what others wrote, with all that breaks a promise kept in .fuzz/: add a test, then mend it.
+fuzz: setup ## fuzz documents for six minutes and frames for four, guided by coverage
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz documents -max_total_time=360
+	$(BIN)/python -m tests.fuzz frames -max_total_time=240
+
 clean: ## remove all that was made here, but no results of jobs
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
 	find gpulayer tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
