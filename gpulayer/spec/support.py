@@ -183,7 +183,7 @@ DISTRIBUTED_MPS = (
 
 # What real devices have run: a test holds these against the files of evidence.
 _PROVEN: dict[Accelerator, frozenset[Framework | None]] = {
-    Accelerator.CUDA: frozenset({Framework.TORCH, None}),
+    Accelerator.CUDA: frozenset({Framework.MLX, Framework.TORCH, None}),
     Accelerator.MPS: frozenset(),
     Accelerator.ROCM: frozenset(),
     Accelerator.CPU: frozenset({*Framework, None}),
