@@ -115,9 +115,11 @@ def add_nvidia_devices(scene: Scene, *, folder: str | None = None, fresh: bool =
 
 
 def find_nvidia(system: System, notes: Notes) -> Found:
-    """Return the GPUs that NVML lists, or nvidia-smi where there is no NVML."""
-    found = _ask_nvml(system, notes) if any(system.exists(sign) for sign in _DRIVER_SIGNS) else None
-    return _ask_nvidia_smi(system, notes) if found is None else found
+    """Return the GPUs that NVML lists, or nvidia-smi where there is no NVML; each once, however often it is listed."""
+    asked = _ask_nvml(system, notes) if any(system.exists(sign) for sign in _DRIVER_SIGNS) else None
+    found = _ask_nvidia_smi(system, notes) if asked is None else asked
+    by_id = {gpu.own_id or place: gpu for place, gpu in enumerate(found.gpus)}
+    return found._replace(gpus=tuple(by_id.values()))
 
 
 def compute_processes(system: System) -> dict[str, list[tuple[int, int | None]]] | None:

@@ -144,6 +144,7 @@ def test_a_missing_part_of_torch_is_no_missing_torch(python: Path) -> None:
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "SIGSEGV"),
         ("import os; os.abort()", "crashed", "SIGABRT"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "crashed", "SIGILL"),
         ("import os; os._exit(0)", "crashed", None),
         ("import sys; sys.exit(3)", "import_failed", None),
         ("import sys; raise KeyboardInterrupt", "import_failed", None),
@@ -374,8 +375,25 @@ def test_a_gpu_that_only_torch_lists_is_a_device(python: Path) -> None:
     assert device["select_env"]["CUDA_VISIBLE_DEVICES"] == GPU
 
 
-def test_visibility_that_an_rc_file_sets_is_noted_and_not_obeyed(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+def test_beside_both_drivers_a_rocm_build_speaks_for_amd_alone(python: Path) -> None:
+    card = "/sys/bus/pci/devices/0000:c3:00.0"
+    files = {
+        "/sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 192\nlocation_id 49920\ndomain 0\n",
+        f"{card}/mem_info_vram_total": str(48 * GIB),
+    }
+    said = {**cuda(pci_domain_id=0, pci_bus_id=0xC3, pci_device_id=0), "cuda": None, "hip": "6.4"}
+    report = linux(python, said, {**NVML, "gpu:0": gpu()}, **files)
+    found = {device["accelerator"]: device for device in report["devices"]}
+    assert (found["cuda"]["id"], found["cuda"]["usable_source"]) == (GPU, "nvml")
+    assert (found["rocm"]["id"], found["rocm"]["usable_source"]) == ("pci:0000:c3:00.0", "torch")
+    assert {"torch.rocm", "torch.cuda"} & set(report["capabilities"]) == {"torch.rocm"}
+
+
+@pytest.mark.parametrize("value", ["7", "", "-1", "0,0", GPU, "MIG-aaaaaaaa-0000-4000-8000-000000000009"])
+def test_visibility_that_an_rc_file_sets_is_noted_and_not_obeyed(
+    python: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     write_torch(python.parent / "site", {**cuda()})
     init = python.parent / "site" / "torch" / "__init__.py"
     init.write_text(init.read_text() + "\nimport os\n_devices *= 'CUDA_VISIBLE_DEVICES' not in os.environ\n")

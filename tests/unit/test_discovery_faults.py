@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from gpulayer.gpu import discovery_process
 from gpulayer.gpu.discovery import probe
+from gpulayer.gpu.discovery_process import run_bounded
 from gpulayer.gpu.facts import facts_from_report
 from tests.machines import MAC_TORCH, mac_recording, play, write_program, write_stand_in
 
@@ -108,6 +112,32 @@ def test_a_warning_at_the_import_is_no_trouble(python: Path) -> None:
     report = probe(str(python), ["torch"], system=play(mac_recording()))
     assert codes(report) == []
     assert "torch.mps" in report["capabilities"]
+
+
+def test_a_process_that_no_signal_ends_is_abandoned_and_collected_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in state D is: the driver's tool sits in the kernel."""
+    with monkeypatch.context() as patch:
+        patch.setattr(discovery_process, "_signal_group", lambda _: None)
+        start = time.monotonic()
+        outcome = run_bounded([sys.executable, "-c", "import time; time.sleep(600)"], timeout=0.2)
+        assert time.monotonic() - start < 10
+    assert (outcome.timed_out, outcome.code, outcome.signal) == (True, None, None)
+    (left,) = discovery_process._abandoned
+    assert left.poll() is None
+    left.kill()
+    os.waitid(os.P_PID, left.pid, os.WEXITED | os.WNOWAIT)
+    assert run_bounded([sys.executable, "-c", ""], timeout=60).code == 0
+    assert discovery_process._abandoned == []
+    assert left.returncode == -signal.SIGKILL
+
+
+def test_a_clock_that_jumps_back_changes_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(1_796_000_000, 0, -1_000_000))
+    monkeypatch.setattr(time, "time", lambda: float(next(times)))
+    report = probe(system=play(mac_recording()))
+    assert report["started_at"] == "2026-11-30T00:53:20Z"
+    assert 0 <= report["elapsed_ms"] < 60_000
+    assert report["complete"] is True
 
 
 def test_the_page_size_is_what_vm_stat_says() -> None:

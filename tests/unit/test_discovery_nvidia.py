@@ -131,6 +131,13 @@ def test_many_gpus_in_pci_order(tool: Path) -> None:
     assert [device["id"][4:12] for device in devices] == [f"{index:08d}" for index in range(20)]
 
 
+def test_a_gpu_that_is_listed_twice_is_one_device(tool: Path) -> None:
+    """Some drivers print one row for each MIG instance, all with the GPU's UUID."""
+    write_nvidia_smi(tool, query=f"{HEADER}\n{FIRST_ROW}\n{FIRST_ROW}\n{SECOND_ROW}\n")
+    devices, _ = found(tool)
+    assert [device["id"] for device in devices] == list(H200_IDS)
+
+
 def test_a_gpu_without_a_uuid_is_named_by_its_place(tool: Path) -> None:
     devices, _ = found(edited(tool, uuid="[Unknown Error]"))
     assert devices[0]["id"] == "pci:0000:00:06.0"
@@ -242,6 +249,15 @@ def test_a_lost_gpu_is_unusable() -> None:
     devices, notes = found(None, {"init": 0, **gpus})
     assert [(device["id"], device["health"]) for device in devices] == [(H200_IDS[0], "unusable")]
     assert {"gpu_lost", "memory_not_reported"} == set(notes)
+
+
+def test_memory_that_the_driver_keeps_from_this_user_is_unknown() -> None:
+    """As in a container that was given one MIG instance: its GPU is there, its memory is not told."""
+    devices, notes = found(None, {"init": 0, "gpu:0": nvml_gpu(memory=None, codes={"memory": 4})})
+    assert [(device["memory_kind"], device["memory_bytes"], device["health"]) for device in devices] == [
+        (None, None, "ok")
+    ]
+    assert set(notes) == {"mig_permission", "memory_not_reported"}
 
 
 @pytest.mark.parametrize(("init", "code"), [(9, "driver_not_loaded"), (18, "driver_library_mismatch")])

@@ -42,7 +42,8 @@ JOBS: dict[str, dict[str, Any]] = {
 # The machines that the project promises to know.
 PROMISED = {
     *("m1", "m2-ultra", "m3-max-mps-unavailable", "m4-max", "mac-vm", "intel-mac", "h200x2", "rtx-4090", "gb10"),
-    *("jetson-orin", "jetson-thor", "gh200", "n1x", "a100-mig", "rocm", "wsl", "hung-nvidia-smi", "cpu-only"),
+    *("jetson-orin", "jetson-thor", "gh200", "n1x", "a100-mig", "rocm", "strix-halo", "intel-arc", "wsl"),
+    *("hung-driver", "hung-nvidia-smi", "jetson-xavier", "cpu-only"),
 }
 
 machines = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
