@@ -1,4 +1,4 @@
-"""The command line as a person runs it: a real process, in a folder and a home of its own."""
+"""The command line as a person runs it, in a folder and a home of its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import pty
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from gpulayer.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +39,10 @@ class Result:
 
 @dataclass
 class Commander:
-    """Runs `python -m gpulayer` in `folder`, with `home` as HOME and nothing of the tester's own settings."""
+    """Runs `gpulayer` in `folder`, with `home` as HOME and nothing of the tester's own settings.
+
+    A call stays within this process; `start` and `on_terminal` are for what only a process of its own can show.
+    """
 
     folder: Path
     home: Path
@@ -45,7 +52,8 @@ class Commander:
     def environment(self) -> dict[str, str]:
         return {
             "HOME": str(self.home),
-            "PATH": os.environ["PATH"],
+            # As on the other hosts: a version manager's `python3` is a script, and each agent would pay for it.
+            "PATH": f"/usr/local/bin:/usr/bin:/bin:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "LANG": "C.UTF-8",
             **self.extra,
@@ -56,17 +64,25 @@ class Commander:
             [sys.executable, "-m", "gpulayer", *words], cwd=self.folder, env=self.environment, **options
         )
 
-    def __call__(self, *words: str, stdin: int = subprocess.DEVNULL) -> Result:
-        done = subprocess.run(
-            [sys.executable, "-m", "gpulayer", *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=stdin,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+    def __call__(self, *words: str) -> Result:
+        """Run a command to its end within this process: most take less than an interpreter needs to start."""
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as out,
+            tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as err,
+            open(os.devnull, encoding="utf-8") as nothing,  # noqa: PTH123 - a device
+        ):
+            with (
+                contextlib.chdir(self.folder),
+                mock.patch.dict(os.environ, self.environment, clear=True),
+                mock.patch.multiple(sys, stdin=nothing, stdout=out, stderr=err),
+            ):
+                try:
+                    code = main(words)
+                except SystemExit as end:  # argparse's, of wrong usage and of --help
+                    code = int(end.code or 0)
+            for stream in (out, err):
+                stream.seek(0)
+            return Result(code, out.read(), err.read())
 
     def on_terminal(self, *words: str, typed: str = "", columns: int = 80) -> Result:
         """Run a command on a terminal of its own; all that it shows is `out`."""

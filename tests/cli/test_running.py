@@ -1,4 +1,4 @@
-"""apply and all that comes after it, as real processes on this machine."""
+"""apply and all that comes after it, on this machine: jobs, their supervisors and agents are real processes."""
 
 from __future__ import annotations
 
