@@ -7,7 +7,8 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
-from gpulayer.cli.live import Live, ended, follow
+from gpulayer.cli.endings import run_words
+from gpulayer.cli.live import Live, follow
 from gpulayer.cli.places import hosts_in_use, load_project, secrets_of
 from gpulayer.cli.planning import connect_options
 from gpulayer.cli.screen import Screen
@@ -52,6 +53,7 @@ def logs(args: argparse.Namespace, screen: Screen) -> int:
         project.inventory,
         args.job,
         follow=args.follow,
+        rank=args.rank,
         project=project.jobs.project,
         options=connect_options(args, screen),
     )
@@ -113,8 +115,8 @@ def _holders(view: HostView) -> dict[str, Any]:
 def _row(run: KnownRun) -> tuple[str, ...]:
     return (
         run.job,
-        ended(run.status, run.code, run.signal, run.reason),
-        run.host or "-",
+        run_words(run),
+        " + ".join(part.host for part in run.parts if part.host) or "-",
         run.started_at[:19].replace("T", " ") if run.started_at else "-",
         _took(run),
         str(run.attempt),

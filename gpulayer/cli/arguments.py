@@ -121,6 +121,12 @@ def _age(text: str) -> int:
     return int(number) * unit
 
 
+def _rank(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 6:  # noqa: PLR2004 - more than any gang has
+        raise argparse.ArgumentTypeError(f"{text!r} is no rank: a number from 0")
+    return int(text)
+
+
 def _asking(command: _Command) -> None:
     validate = command(
         "validate",
@@ -200,6 +206,7 @@ def _running(command: _Command) -> None:
 
     logs = command("logs", "print the output of a job", "gpulayer logs train -f", _connecting())
     logs.add_argument("job", metavar="JOB", help="a job, or a run id of `status --json` (gpulayer logs train)")
+    logs.add_argument("--rank", type=_rank, metavar="N", help="that rank of a distributed job alone (--rank 3)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job ends (gpulayer logs train -f)")
     logs.add_argument(
         "--raw",

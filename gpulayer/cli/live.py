@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import AsyncGenerator, Iterable, Iterator
 
+from gpulayer.cli.endings import event_words
 from gpulayer.cli.leftovers import host_words, is_clean, left_words
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import many, size, table
@@ -16,8 +17,6 @@ from gpulayer.remote import states
 from gpulayer.run import events
 from gpulayer.run.events import Event
 
-MEMORY = "probably for memory"
-KILLED_BELOW = 128 + signal.SIGKILL  # how a shell says it (POSIX, XCU 2.8.2)
 STOPPED = frozenset({states.CANCELLED, states.TIMED_OUT})  # the ends after which people ask what is left
 LOOK = 2.0  # seconds between two looks at the progress bars of running jobs
 HINTS = """\
@@ -25,23 +24,6 @@ what has started goes on
   follow one job:                        gpulayer logs JOB -f
   follow all, go on with the queue:      gpulayer attach
   cancel all:                            gpulayer cancel --all"""
-
-
-def ended(status: str, code: int | None, sent: int | None, reason: str | None) -> str:
-    """Return a run's status in words: `exited 3`, `killed by SIGSEGV`, `lost (reboot)`.
-
-    Who sends SIGKILL to a job that nobody cancelled is mostly the kernel, when memory ends. A shell whose program died
-    of it exits with 137.
-    """
-    if status == states.EXITED:
-        words = f"exited {'with an unknown code' if code is None else code}"
-        return f"{words}: killed, {MEMORY}" if code == KILLED_BELOW else words
-    if status == states.SIGNALED and sent is not None:
-        names = {number.value: number.name for number in signal.Signals}
-        words = f"killed by {names.get(sent, f'signal {sent}')}"
-        return f"{words}, {MEMORY}" if sent == signal.SIGKILL else words
-    word = status.replace("_", " ")
-    return f"{word} ({reason.replace('_', ' ')})" if reason else word
 
 
 class Live:
@@ -59,7 +41,7 @@ class Live:
         self._secrets = tuple(secrets)
         self._raw = raw
         self._cancelling = cancelling
-        self._outputs: dict[str, JobOutput] = {}
+        self._outputs: dict[tuple[str, int | None], JobOutput] = {}
         self._ends: dict[str, Event] = {}
         self._places: dict[str, str] = {}
         self._launched: set[str] = set()
@@ -86,7 +68,7 @@ class Live:
             self._screen.passing(f"{event.host}: {what}: {size(event.detail['bytes'])}{total}")
         else:
             if event.event == events.LOG_REPLACED:
-                self._outputs.pop(event.run or "", None)
+                self._outputs.pop((event.run or "", event.detail.get("rank")), None)
             for text, style in _sentences(event):
                 self._screen.note(text, style)
 
@@ -101,36 +83,46 @@ class Live:
             self._screen.lines(output.latest())
 
     def _output(self, event: Event) -> JobOutput:
-        run = event.run or ""
-        if run not in self._outputs:
-            self._outputs[run] = JobOutput(self._screen.paint(f"{event.job} |", "name") + " ", self._secrets)
-        return self._outputs[run]
+        log = event.run or "", event.detail.get("rank")
+        if log not in self._outputs:
+            self._outputs[log] = JobOutput(self._screen.paint(f"{_whose(event)} |", "name") + " ", self._secrets)
+        return self._outputs[log]
 
     def _status(self, event: Event) -> None:
         run, job = event.run or "", event.job or ""
+        over = event.event in states.FINAL or event.event == states.UNKNOWN
+        if over:
+            for log in [log for log in self._outputs if log[0] == run]:
+                self._screen.lines(self._outputs.pop(log).end())
+        if event.detail.get("node") is not None:  # the gang's own status says how its nodes stand
+            if over:
+                self._left(event, f"{job} on {event.host}")
+            return
         devices = ", ".join(event.detail.get("devices") or ())
-        self._places[run] = f"{event.host} ({devices})" if devices else event.host or ""
-        if event.event in states.FINAL or event.event == states.UNKNOWN:
-            if output := self._outputs.pop(run, None):
-                self._screen.lines(output.end())
+        hosts = " + ".join(event.detail.get("hosts") or ()) or event.host or ""
+        self._places[run] = f"{hosts} ({devices})" if devices and "hosts" not in event.detail else hosts
+        if over:
             self._ends[job] = event
             if not event.detail.get("up_to_date"):
-                self._screen.note(f"{job}: {_words(event)}", self._style(event))
-                left = event.detail.get("left")
-                if left and (event.event in STOPPED or not is_clean(left)):
-                    self._screen.note(f"{job}: {left_words(left)}", "faint" if is_clean(left) else "warn")
+                self._screen.note(f"{job}: {event_words(event)}", self._style(event))
+                self._left(event, job)
         elif event.event == states.RUNNING:
             if run not in self._launched:
                 self._screen.note(f"{job}: running on {self._places[run]}")
         elif event.event != states.LAUNCHING and (event.event != states.QUEUED or event.detail.get("reason")):
-            self._screen.note(f"{job}: {_words(event)}", self._style(event))
+            self._screen.note(f"{job}: {event_words(event)}", self._style(event))
+
+    def _left(self, event: Event, whose: str) -> None:
+        left = event.detail.get("left")
+        if left and (event.event in STOPPED or not is_clean(left)):
+            self._screen.note(f"{whose}: {left_words(left)}", "faint" if is_clean(left) else "warn")
 
     def _summary(self, event: Event) -> None:
         bad = [end for end in self._ends.values() if self._style(end) == "bad"]
         if bad:
             self._screen.say()
             self._screen.show(
-                table(("JOB", "HOST", "END"), ((end.job or "", end.host or "-", _words(end)) for end in bad))
+                table(("JOB", "HOST", "END"), ((end.job or "", _hosts(end), event_words(end)) for end in bad))
             )
         counts = ", ".join(
             f"{count} {outcome.replace('_', ' ')}" for outcome, count in event.detail["counts"].items() if count
@@ -175,8 +167,16 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
             yield f"{f'{about}: ' if about else ''}{detail['message']}{fix}", "warn"
 
 
-def _words(event: Event) -> str:
-    return ended(event.event, event.detail.get("code"), event.detail.get("signal"), event.detail.get("reason"))
+def _hosts(event: Event) -> str:
+    return " + ".join(event.detail.get("hosts") or ()) or event.host or "-"
+
+
+def _whose(event: Event) -> str:
+    """Return whose output that is: a job's, in a gang a rank's, or torchrun's on a host."""
+    if "rank" not in event.detail:
+        return event.job or ""
+    rank = event.detail["rank"]
+    return f"{event.job}/{event.host if rank is None else rank}"
 
 
 async def follow(stream: AsyncGenerator[Event, None], live: Live, screen: Screen, *, jobs: bool = True) -> int:

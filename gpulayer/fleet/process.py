@@ -36,6 +36,8 @@ async def start_process(words: Sequence[str], environment: Mapping[str, str], re
 class _ProcessChannel(asyncio.SubprocessProtocol):
     """Joins the child's pipes to the receiver. Ends when the child has ended and its pipes are read to the end."""
 
+    peer = None  # this machine, or what only the system's ssh knows
+
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._writable = asyncio.Event()

@@ -156,6 +156,11 @@ class Session:
         """The host's name in the inventory."""
         return self.host.name
 
+    @property
+    def peer(self) -> str | None:
+        """The IP address that the connection leads to, None where the transport does not tell."""
+        return self._channel.peer if self._channel is not None else None
+
     @classmethod
     async def open(
         cls,
@@ -260,12 +265,14 @@ class Session:
         finally:
             self._pending.pop(number, None)
 
-    async def stream(self, op: str, **fields: object) -> Stream:
+    async def stream(self, op: str, payload: bytes = b"", **fields: object) -> Stream:
         """Begin a request that is answered by many frames. Raises HostError where the link is lost already."""
         number = self._number + 1
         stream = Stream(self, number)
         self._begin(stream)
-        self.send({"id": number, "op": op, **fields})
+        self.send({"id": number, "op": op, **fields}, payload)
+        if payload:
+            await self.drain()
         return stream
 
     def _begin(self, waiter: asyncio.Future[Reply] | Stream) -> int:

@@ -190,6 +190,12 @@ class SshChannel(asyncssh.SSHClientSession[bytes]):
         self._status: int | None = None
         self._closing: asyncio.Future[None] | None = None
 
+    @property
+    def peer(self) -> str | None:
+        """The address that the socket leads to; behind a jump host, what that was asked for."""
+        name = self._login.connection.get_extra_info("peername")
+        return str(name[0]) if name else None
+
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
         """Keep the channel."""
         self._channel = chan

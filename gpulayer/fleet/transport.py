@@ -31,6 +31,10 @@ class Receiver(Protocol):
 class Channel(Protocol):
     """The running agent's two streams."""
 
+    @property
+    def peer(self) -> str | None:
+        """The IP address at the other end, None where that is not known."""
+
     def write(self, data: bytes) -> None:
         """Send bytes to the agent. Never blocks; what cannot go out yet is kept."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Final
 
-from gpulayer.placement.plan import KnownRun
+from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.remote import states
 from gpulayer.spec.identity import gang_run
 
@@ -42,6 +43,24 @@ def together(runs: Iterable[KnownRun]) -> list[KnownRun]:
             found.append(_as_one(name, gangs[name]))
             told.add(name)
     return found
+
+
+def known_now(views: Iterable[HostView], history: Iterable[KnownRun]) -> list[KnownRun]:
+    """Return the runs that hosts know, those of a gang's nodes as one, each on the host that tells of it.
+
+    What two names of a machine tell counts once. A gang's node whose host does not answer is `unknown`, unless the
+    history has its end.
+    """
+    views = list(views)
+    told = {run.run: replace(run, host=view.host.name) for view in views for run in view.runs}
+    answering = {view.host.name for view in views if view.reached}
+    gangs = {gang_run(run.run, run.node) for run in told.values() if run.node is not None}
+    for run in history:
+        for part in run.members if run.run in gangs else ():
+            if part.run not in told and part.host not in answering:
+                silent = replace(part, status=states.UNKNOWN, reason=f"{part.host} does not answer")
+                told[part.run] = part if part.status in states.FINAL else silent
+    return together(told.values())
 
 
 def _as_one(name: str, by_node: dict[int, KnownRun]) -> KnownRun:

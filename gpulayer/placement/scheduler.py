@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gpulayer.gpu.facts import HostFacts, fingerprint
-from gpulayer.placement.gangs import together
+from gpulayer.placement.gangs import known_now
 from gpulayer.placement.matching import Match, Matcher
 from gpulayer.placement.packing import Packing, Place
 from gpulayer.placement.plan import (
@@ -140,11 +139,12 @@ def _runs_by_job(views: Sequence[HostView], history: Iterable[KnownRun]) -> dict
     What no host tells of is known from the history, unless a host that answers was the only one to have it and it never
     began there: then its launch did not arrive or was refused.
     """
+    history = list(history)
     answering = {view.host.name for view in views if view.reached}
     seen = {run.run: run for run in history if run.host and (run.started_at or run.host not in answering)}
-    seen |= {run.run: replace(run, host=view.host.name) for view in views for run in view.runs}
+    seen |= {run.run: run for run in known_now(views, history)}
     by_job: dict[str, list[KnownRun]] = {}
-    for run in together(seen.values()):
+    for run in seen.values():
         by_job.setdefault(run.job, []).append(run)
     return by_job
 

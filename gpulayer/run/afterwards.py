@@ -6,17 +6,18 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from gpulayer.errors import HostError, Stage, UsageError
 from gpulayer.fleet.session import AgentError, Fleet, Session
+from gpulayer.placement.gangs import together
 from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.remote import states
 from gpulayer.run.cancels import SENT, WAITS, deliver, here, send
-from gpulayer.run.events import LOG_DROPPED, OUTPUT, Event, now, status_event
+from gpulayer.run.events import LOG_DROPPED, OUTPUT, status_event
 from gpulayer.run.executor import report_summary
-from gpulayer.run.follow import Follower, Links, Reporter
+from gpulayer.run.follow import Follower, Links, Log, Reporter, at_once, logs_of
 from gpulayer.run.replies import Reader, run_state
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, new_here, survey
@@ -33,15 +34,26 @@ def status_document(runs: Iterable[KnownRun]) -> dict[str, Any]:
     """Return the `gpulayer.status/1` document that `status --json` prints."""
     return {
         "schema": STATUS_SCHEMA,
-        "runs": [
-            {
-                "job": run.job, "run": run.run, "host": run.host or None, "devices": list(run.devices),
-                "status": run.status, "code": run.code, "signal": run.signal, "reason": run.reason,
-                "started_at": run.started_at, "ended_at": run.ended_at, "attempt": run.attempt,
-            }
-            for run in runs
-        ],
+        "runs": [{"job": run.job, **_standing(run), "attempt": run.attempt, **_gang(run)} for run in runs],
+    }
+
+
+def _standing(run: KnownRun) -> dict[str, Any]:
+    return {
+        "run": run.run, "host": run.host or None, "devices": list(run.devices),
+        "status": run.status, "code": run.code, "signal": run.signal, "reason": run.reason,
+        "started_at": run.started_at, "ended_at": run.ended_at,
     }  # fmt: skip
+
+
+def _gang(run: KnownRun) -> dict[str, Any]:
+    """Return what a gang's entry has besides: its nodes with their ranks, and who failed first."""
+    if run.nodes is None:
+        return {}
+    nodes = [
+        {"node": part.node, **_standing(part), "ranks": [asdict(rank) for rank in part.ranks]} for part in run.members
+    ]
+    return {"nodes": nodes, "first_failure": run.first_failure and asdict(run.first_failure)}
 
 
 async def learn(store: Store, fleet: Fleet, project: str) -> list[HostView]:
@@ -72,7 +84,8 @@ async def ask(fleet: Fleet, store: Store, runs: Sequence[KnownRun]) -> dict[str,
     """Return runs as their hosts tell them now, by run id; hosts that answer take the cancels kept for them."""
     by_host: dict[str, list[KnownRun]] = defaultdict(list)
     for run in runs:
-        by_host[run.host].append(run)
+        for part in run.parts:
+            by_host[part.host].append(part)
     before = _with_kept_cancels(store)
     sessions = await fleet.connect([host for host in by_host if host in fleet.inventory.hosts])
     answers = await asyncio.gather(
@@ -84,7 +97,18 @@ async def ask(fleet: Fleet, store: Store, runs: Sequence[KnownRun]) -> dict[str,
         if told[name].status not in states.FINAL:
             why = (told[name].reason, WAITS if name in after else SENT)
             told[name] = replace(told[name], reason="; ".join(filter(None, why)))
-    return told
+    return {run.run: _as_told(run, told) for run in runs}
+
+
+def _as_told(run: KnownRun, told: Mapping[str, KnownRun]) -> KnownRun:
+    """Return a run by what is told of its parts. Of a gang's nodes those count that were begun, unless none was."""
+    if not run.members:
+        return told[run.run]
+    begun = [one for part in run.members if (one := told[part.run]).status != states.QUEUED]
+    if not begun:
+        return replace(run, status=states.QUEUED, host="", devices=(), members=())
+    (gang,) = together(begun)
+    return gang
 
 
 def _with_kept_cancels(store: Store) -> set[str]:
@@ -170,7 +194,22 @@ async def _runs_of(store: Store, fleet: Fleet, job: str, project: str | None) ->
 
 
 def _named(store: Store, job: str, project: str | None) -> list[KnownRun]:
-    return [run for run in store.runs(project) if job in {run.job, run.run}]
+    """Return the runs of a job, or the one of that id, which may be that of a gang's node."""
+    runs = store.runs(project)
+    whole = [run for run in runs if job in {run.job, run.run}]
+    return whole or [part for run in runs for part in run.members if part.run == job]
+
+
+def part_with(run: KnownRun, rank: int) -> KnownRun:
+    """Return the run of a gang's node that has a rank; UsageError where none has."""
+    for part in run.parts:
+        if rank in {end.rank for end in part.ranks}:
+            return part
+    ranks = sorted(end.rank for part in run.parts for end in part.ranks)
+    there = f"its ranks are {ranks[0]} to {ranks[-1]}" if ranks else "it has no ranks: it is no distributed job"
+    if run.nodes is not None and not ranks:
+        there = "it was not started yet"
+    raise UsageError(f"{run.job} has no rank {rank}: {there}", fix="leave --rank out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +240,7 @@ class Afterwards:
             self.reporter.status(run)
         else:
             try:
-                await self._send_cancel(run, follower.links, grace)
+                await at_once(self._send_cancel(part, follower.links, grace) for part in run.parts)
                 state = await follower.follow(run)
                 work.run = state.run
                 await follower.collect(state)
@@ -215,7 +254,7 @@ class Afterwards:
                 else:
                     work.run = _unknown(run, error.message)
                     self.reporter.status(work.run)
-                    if self.store.is_unwanted(run.run):
+                    if any(self.store.is_unwanted(part.run) for part in run.parts):
                         self.reporter.warn(WAITS, fix="gpulayer attach, status or apply sends it", run=run)
                     else:
                         self.reporter.warn("whether it ends is not known", fix=error.fix, run=run)
@@ -223,7 +262,7 @@ class Afterwards:
 
     def _is_given_up(self, run: KnownRun, error: HostError | AgentError) -> bool:
         """Tell whether nobody is left to ask: then a person's word that the run shall not go on settles it."""
-        return run.host not in self.fleet.inventory.hosts or (
+        return all(part.host not in self.fleet.inventory.hosts for part in run.parts) or (
             isinstance(error, AgentError) and error.code == "unknown_run"
         )
 
@@ -246,44 +285,42 @@ class Afterwards:
             else:
                 return
 
-    async def logs(self, run: KnownRun, *, follow: bool) -> None:
-        """Report a run's output from its beginning: what is here, then what its host has, with `follow` to its end."""
-        await self._replay(run)
-        complete = run.run in self.store.collected() and self.store.paths.log(run.run).exists()
-        if run.host and not complete:
+    async def logs(self, run: KnownRun, *, follow: bool, rank: int | None = None) -> None:
+        """Report a run's output from its beginning: what is here, then what its host has, with `follow` to its end.
+
+        Of a gang that of all ranks, or of one.
+        """
+        if rank is not None:
+            run = part_with(run, rank)
+        chosen = [] if rank is None else [Log(run, rank)]
+        logs = chosen or [log for part in run.parts for log in logs_of(part)]
+        for log in logs:
+            await self._replay(log)
+        here = all(self.store.paths.log(log.run.run, log.rank).exists() for log in logs)
+        if run.host and not (run.run in self.store.collected() and here):
             follower = self._follower()
-            state = await follower.follow(run) if follow else await follower.catch_up(run)
+            state = await follower.follow(run, chosen) if follow else await follower.catch_up(run, chosen)
             run = state.run
-            if run.status in states.FINAL:
+            if run.status in states.FINAL and rank is None:
                 await follower.collect(state)
         self.reporter.channel.put(status_event(run))  # how it stands is known already: said, not recorded again
 
-    async def _replay(self, run: KnownRun) -> None:
-        path, offset = self.store.paths.log(run.run), 0
+    async def _replay(self, log: Log) -> None:
+        path, offset = self.store.paths.log(log.run.run, log.rank), 0
         if not path.exists():
             return
         with path.open("rb") as file:
-            holes = self.store.dropped(run.run)
+            holes = self.store.dropped(log.run.run, log.rank)
             while True:
                 start, length = next((hole for hole in holes if sum(hole) > offset), (sys.maxsize, 0))
                 if start <= offset:
-                    self.reporter.channel.put(
-                        Event(
-                            event=LOG_DROPPED, at=now(), job=run.job, run=run.run, host=run.host or None,
-                            detail={"offset": offset, "bytes": start + length - offset},
-                        )
-                    )  # fmt: skip
+                    self.reporter.channel.put(log.event(LOG_DROPPED, offset=offset, bytes=start + length - offset))
                     offset = file.seek(start + length)
                     continue
                 data = file.read(min(CHUNK, start - offset))
                 if not data:
                     break
-                await self.reporter.channel.put_output(
-                    Event(
-                        event=OUTPUT, at=now(), job=run.job, run=run.run, host=run.host or None, data=data,
-                        detail={"offset": offset},
-                    )
-                )  # fmt: skip
+                await self.reporter.channel.put_output(log.event(OUTPUT, data, offset=offset))
                 offset += len(data)
 
     async def fetch(self, run: KnownRun) -> None:
@@ -297,7 +334,7 @@ class Afterwards:
         else:
             await follower.fetch(state)
         if not state.outputs:
-            log = self.store.paths.log(run.run)
+            log = self.store.paths.log(run.parts[0].run)
             self.reporter.warn(
                 f"it declares no outputs; its log is {log}", fix="name them in its `outputs`", run=state.run
             )  # fmt: skip

@@ -216,6 +216,7 @@ def logs(
     job: str,
     *,
     follow: bool = False,
+    rank: int | None = None,
     project: str | None = None,
     patience: float = PATIENCE,
     options: ConnectOptions | None = None,
@@ -223,13 +224,14 @@ def logs(
 ) -> AsyncGenerator[Event, None]:
     """Yield a run's output from its beginning: of a job's latest run, or the run that is named; `follow` to its end.
 
-    The last event is the run's status. A silent host is waited for only with `follow`.
+    Of a distributed job that is the output of all ranks, or of `rank` alone. The last event is the run's status. A
+    silent host is waited for only with `follow`.
     """
 
     async def act(store: Store, reached: Fleet, reporter: Reporter) -> None:
         run = await run_of(store, reached, job, project)
         wait = patience if follow else 0.0
-        await Afterwards(store, reached, reporter, wait).logs(run, follow=follow)
+        await Afterwards(store, reached, reporter, wait).logs(run, follow=follow, rank=rank)
 
     return _events(folder, inventory, options, fleet, act)
 

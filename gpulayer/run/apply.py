@@ -10,6 +10,7 @@ from typing import Final
 from gpulayer.errors import GpulayerError, StalePlanError, UsageError
 from gpulayer.fleet.session import Fleet
 from gpulayer.fleet.tree import Tree
+from gpulayer.placement.gangs import known_now
 from gpulayer.placement.plan import Action, HostView, KnownRun, Plan, stale
 from gpulayer.remote import states
 from gpulayer.run.channel import Channel
@@ -30,6 +31,7 @@ from gpulayer.run.work import (
     needed_hosts,
     outcome_of,
     planned_outcome,
+    silent,
     why_unknown,
     works_of,
 )
@@ -92,7 +94,7 @@ async def carry_out(scene: Scene, plan: Plan, *, partial: bool) -> None:
         history, collected = scene.store.runs(jobs.project), scene.store.collected()
         must, may = needed_hosts(plan)
         known = {job.run for job in plan.jobs}
-        may |= {run.host for run in history if run.run in known - collected}
+        may |= {part.host for run in history if run.run in known - collected for part in run.parts}
         may |= {kept.run.host for kept in scene.store.kept_cancels()}
         if known_elsewhere(plan, history):
             may |= {host.name for host in plan.hosts if host.reached}
@@ -129,23 +131,21 @@ def _stale(changes: Sequence[str]) -> StalePlanError:
 def _hold_back(
     scene: Scene, plan: Plan, works: Sequence[Work], views: Mapping[str, HostView], must: Collection[str]
 ) -> None:
-    """Start nothing where no host answers that could take it, and say which hosts and runs nothing is known of."""
-    silent = scene.inventory.hosts.keys() & set(must) - set(views)
+    """Start nothing where too few hosts answer that could take it, and say of which hosts and runs nothing is known."""
+    gone = scene.inventory.hosts.keys() & set(must) - set(views)
     for work in works:
-        hosts_of = (
-            {one.host for one in work.place[1]}
-            if work.place
-            else set(plan.shapes[work.shape].fits)
-            if work.shape
-            else set()
-        )
-        if work.step in {Step.START, Step.QUEUE} and not hosts_of & set(views):
+        if work.place:
+            hosts_of = {place.host for place in work.place[1]}
+        else:
+            hosts_of = set(plan.shapes[work.shape].fits) if work.shape else set()
+        needed = len(hosts_of) if work.place else work.run.nodes or 1
+        if work.step in {Step.START, Step.QUEUE} and len(hosts_of & set(views)) < needed:
             work.step, work.outcome = Step.NOTHING, Outcome.UNREACHABLE
-            silent |= hosts_of
-        elif work.outcome is Outcome.UNKNOWN and work.run.host not in silent:
+            gone |= hosts_of - set(views)
+        elif work.outcome is Outcome.UNKNOWN and work.run.host not in gone:
             fix = f"make it answer, or give the run up: gpulayer cancel {work.run.run}"
             scene.reporter.warn(f"how it stands is not known: {work.run.reason}", fix=fix, run=work.run)
-    for host in sorted(silent):
+    for host in sorted(gone):
         scene.reporter.warn("does not answer, and the plan needs it", host=host, fix=f"gpulayer probe {host}")
 
 
@@ -223,7 +223,7 @@ def _others(
     """Return works for all other runs that hosts or history know as running, or whose log is not all here."""
     in_hand = {work.run.run for work in works}
     local = {run.run: run for run in history}
-    there = {run.run: run for view in views.values() for run in view.runs}
+    there = {run.run: run for run in known_now(views.values(), history)}
     found: list[Work] = []
     for run in there.values():
         if run.run not in in_hand and (run.status not in states.FINAL or run.run in local.keys() - collected):
@@ -232,11 +232,13 @@ def _others(
     for run in history:
         if run.run in in_hand or run.run in there or run.status in states.FINAL or not run.host:
             continue
-        if run.status == states.LAUNCHING and run.host in views:  # the launch never arrived
-            undone = replace(run, status=states.QUEUED, host="", devices=())
+        host = silent(run, views)
+        if run.status == states.LAUNCHING and host is None:  # the launch never arrived
+            undone = replace(run, status=states.QUEUED, host="", devices=(), members=())
             found.append(Work(run=undone, step=Step.NOTHING, outcome=Outcome.QUEUED))
             continue
-        unknown = replace(run, status=states.UNKNOWN, reason=why_unknown(run.host, views, inventory))
+        reason = why_unknown(host or run.host, views, inventory)
+        unknown = replace(run, status=states.UNKNOWN, reason=reason)
         found.append(Work(run=unknown, step=Step.NOTHING, outcome=Outcome.UNKNOWN))
     return found
 

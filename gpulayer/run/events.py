@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -41,11 +41,13 @@ class Event:
     `event` is a word of EVENTS, and `detail` holds what belongs to it:
 
     - a status: `accelerator`, `devices`, `attempt`, `code`, `signal`, `reason`, `started_at`, `ended_at`; a job that
-      had succeeded before has `up_to_date`, one of which its host tells has `foreign_process` and `left`
+      had succeeded before has `up_to_date`, one of which its host tells has `foreign_process` and `left`; a gang has
+      `hosts`, `ranks` and `first_failure`, and so has each of its nodes, whose runs have their number in `node`
     - `foreign_process`: `processes` of others that use the run's devices beside it
-    - `launched`: `new` (false: the host had it already); `log_replaced`: `offset` at which the log begins anew
+    - `launched`: `new` (false: the host had it already), `hosts`; `log_replaced`: `offset` at which the log begins anew
     - `log_dropped`: `offset` and `bytes` of the output that the host dropped, because its disk would have been filled
-    - `output`: `offset` in the run's log; the bytes themselves are `data`
+    - `output`: `offset` in the log; the bytes themselves are `data`. In a gang `rank` says whose log it is (None:
+      torchrun's on that host), here and in all that is told of a log
     - `link_lost`: `error`; `link_back`: nothing (both are about a host, not a job)
     - `syncing`, `fetching`: `bytes` so far and `total` (None: not known); for display, not recorded
     - `synced`: `files`, `bytes` (of the tree), `sent_files`, `sent_bytes`
@@ -91,6 +93,18 @@ def status_event(run: KnownRun, **detail: object) -> Event:
         host=run.host or None,
         detail={
             "devices": list(run.devices), "attempt": run.attempt, "code": run.code, "signal": run.signal,
-            "reason": run.reason, "started_at": run.started_at, "ended_at": run.ended_at, **detail,
+            "reason": run.reason, "started_at": run.started_at, "ended_at": run.ended_at, **_gang(run), **detail,
         },
     )  # fmt: skip
+
+
+def _gang(run: KnownRun) -> dict[str, object]:
+    """Return what a status event tells besides of a gang, or of one of its nodes."""
+    if run.nodes is None:
+        return {}
+    return {
+        "node": run.node,
+        "hosts": [part.host for part in run.parts if part.host],
+        "ranks": [asdict(rank) for part in run.parts for rank in part.ranks],
+        "first_failure": run.first_failure and asdict(run.first_failure),
+    }

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpulayer.errors import GpulayerError, HostError
+from gpulayer.fleet.connector import jittered
 from gpulayer.fleet.session import AgentError
 from gpulayer.placement.packing import Packing
 from gpulayer.placement.plan import HostView, KnownRun, Plan
@@ -24,7 +25,7 @@ from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.launch import Busy, Launcher, Rejected, Unwanted, spec_of
 from gpulayer.run.store import Intent, Store
 from gpulayer.run.survey import occupancy
-from gpulayer.run.work import Outcome, Step, Work, exit_code, outcome_of
+from gpulayer.run.work import Outcome, Step, Work, exit_code, launching, outcome_of
 
 TICK: Final = 1.0  # seconds between looks at what other processes dropped from the queue
 POLLS: Final = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between questions whether somebody else's lease is gone
@@ -87,7 +88,7 @@ class Executor:
         late = {
             work.run.run for work in works
             if work.step is Step.NOTHING and not self.detach
-            and work.run.host in self.views and work.run.run not in collected
+            and work.run.run not in collected and self.views.keys() >= {part.host for part in work.run.parts}
         }  # fmt: skip
         self.reporter.statuses(_standing(work) for work in works if work.run.run not in late)
         for work in works:
@@ -147,35 +148,38 @@ class Executor:
         intents = [self._intent(work, start) for work, start in starting]
         allowed = self.store.intend(intents)
         failpoint("intended")
-        for (work, _), intent in zip(starting, intents, strict=True):
+        for (work, start), intent in zip(starting, intents, strict=True):
             self._placed.add(work.run.job)
-            if intent.run not in allowed:
+            if intent.run.run not in allowed:
                 self._free(work)
                 self._dropped(work)
                 continue
-            work.run = replace(work.run, host=intent.host, devices=intent.devices, status=states.LAUNCHING)
-            self.reporter.status(work.run, accelerator=intent.spec["accelerator"])
-            self._spawn(group, self._carry(work, intent.spec))
+            work.run = intent.run
+            self.reporter.status(work.run, accelerator=start.accelerator.value)
+            self._spawn(group, self._carry(work, intent.specs))
 
     def _intent(self, work: Work, start: Start) -> Intent:
-        (placement,) = start.placements
-        host = placement.host
-        spec = spec_of(
-            start.job,
-            work.run,
-            project=self.project,
-            view=self.views[host],
-            accelerator=start.accelerator,
-            placement=placement,
-            tree=work.tree,
-            python=self.pythons.get(host),
-        )
-        return Intent(run=work.run.run, host=host, devices=placement.devices, spec=spec)
+        run = launching(work.run, start)
+        hosts = [part.host for part in run.parts]
+        specs = [
+            spec_of(
+                start.job,
+                part,
+                project=self.project,
+                view=self.views[part.host],
+                accelerator=start.accelerator,
+                peers=hosts,
+                tree=work.tree,
+                python=self.pythons.get(part.host),
+            )
+            for part in run.parts
+        ]
+        return Intent(run=run, specs=tuple(specs))
 
-    async def _carry(self, work: Work, spec: Mapping[str, Any]) -> None:
+    async def _carry(self, work: Work, specs: Sequence[Mapping[str, Any]]) -> None:
         """Take one run from its intent to its end."""
         try:
-            answer = await self.launcher.launch(work.run, spec)
+            answer = await self.launcher.launch(work.run, specs)
         except (HostError, AgentError) as error:
             self._given_up(work, error)
             return
@@ -183,11 +187,11 @@ class Executor:
             self._free(work)
             self._dropped(work)
             return
-        if isinstance(answer, Busy) and (answer.free_memory is None or await self._is_shared(work)):
+        if isinstance(answer, Busy) and (answer.free_memory is None or await self._is_shared(work, answer.host)):
             await self._put_back(work, answer)
             return
         if isinstance(answer, Busy | Rejected):
-            work.run = replace(work.run, status=states.FAILED_TO_START, reason=answer.reason)
+            work.run = replace(work.run, status=states.FAILED_TO_START, reason=answer.reason, members=())
             self.reporter.status(work.run)
             await self._settle(work)
             return
@@ -195,11 +199,12 @@ class Executor:
         work.run = state.run
         self.reporter.say(
             Event(
-                event=LAUNCHED, at=now(), job=work.run.job, run=work.run.run, host=work.run.host, detail={"new": new}
+                event=LAUNCHED, at=now(), job=work.run.job, run=work.run.run, host=work.run.host,
+                detail={"new": new, "hosts": [part.host for part in work.run.parts]},
             ),
             work.run,
-        )
-        self.reporter.status(work.run, **state.detail)
+        )  # fmt: skip
+        self.reporter.statuses([(one.run, one.detail) for one in (*state.members, state)])
         if self.detach:
             work.outcome = outcome_of(work.run)
         else:
@@ -244,7 +249,8 @@ class Executor:
         if work.run.job in self._placed:
             self._free(work)
         elif self._waiting:
-            await self._ask(work.run.host)  # a run that an earlier command started: the host knows what it held
+            for part in work.run.parts:
+                await self._ask(part.host)  # a run that an earlier command started: the host knows what it held
         if work.may_retry:
             work.next_attempt()
             self.store.take(self.project, [work.run])
@@ -263,14 +269,14 @@ class Executor:
         work.run = replace(work.run, status=states.UNKNOWN, reason=error.message)
         work.outcome = Outcome.UNKNOWN
         if isinstance(error, HostError):
-            self._lose(work.run.host)
+            self._lose(error.host)
         self.reporter.status(work.run)
 
-    async def _is_shared(self, work: Work) -> bool:
-        """Tell whether other jobs are on a run's host: what they have of its memory comes free."""
-        host = work.run.host
+    async def _is_shared(self, work: Work, host: str) -> bool:
+        """Tell whether other jobs are on a host: what they have of its memory comes free."""
         ours = any(
-            other is not work and other.run.host == host and other.run.job in self._placed for other in self.works
+            other is not work and other.run.job in self._placed and host in {part.host for part in other.run.parts}
+            for other in self.works
         )
         if not ours:
             await self._ask(host)
@@ -282,14 +288,14 @@ class Executor:
 
     async def _put_back(self, work: Work, answer: Busy) -> None:
         """Wait a little where there is no room after all, learn who holds what there, and queue the job again."""
-        host = work.run.host
-        work.run = replace(work.run, host="", devices=(), status=states.QUEUED)
+        work.run = replace(work.run, host="", devices=(), status=states.QUEUED, members=())
         self.reporter.status(work.run, reason=answer.reason)
-        await asyncio.sleep(BUSY[min(work.busy, len(BUSY) - 1)])
+        # Two gangs that were in each other's way must not meet again.
+        await asyncio.sleep(jittered(BUSY[min(work.busy, len(BUSY) - 1)]))
         work.busy += 1
-        await self._ask(host, put_back=work)
-        if answer.free_memory is not None and self._has_jobs(host):
-            self.packing.limit_memory(host, answer.free_memory)
+        await self._ask(answer.host, put_back=work)
+        if answer.free_memory is not None and self._has_jobs(answer.host):
+            self.packing.limit_memory(answer.host, answer.free_memory)
         self._enqueue(work)
 
     async def _ask(self, host: str, put_back: Work | None = None) -> None:
@@ -321,7 +327,7 @@ class Executor:
 
     def _held_by_others(self) -> set[str]:
         """Return the hosts where a lease that is none of this command's keeps a job waiting."""
-        ours = {work.run.run for work in self.works if work.run.job in self._placed}
+        ours = {part.run for work in self.works if work.run.job in self._placed for part in work.run.parts}
         hosts = {host for shape in {work.shape for work in self._waiting.values()} for host in self._fits(shape)}
         return {
             host for host in hosts - self._gone

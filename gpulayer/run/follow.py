@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpulayer.errors import HostError, Stage, StateError, UsageError
+from gpulayer.errors import GpulayerError, HostError, Stage, StateError, UsageError
 from gpulayer.fleet.artifacts import fetch
 from gpulayer.fleet.session import AgentError, Fleet, Session, Stream
+from gpulayer.placement.gangs import together
 from gpulayer.placement.plan import KnownRun
 from gpulayer.remote import states
 from gpulayer.run.cancels import SENT, WAITS, deliver
@@ -32,7 +34,7 @@ from gpulayer.run.events import (
     now,
     status_event,
 )
-from gpulayer.run.replies import BadReplyError, Process, Reader, RunState, listed, run_state
+from gpulayer.run.replies import BadReplyError, Process, Reader, RunState, gang_state, listed, run_state
 from gpulayer.run.store import Store
 
 TAIL: Final = 4096  # bytes before the offset that host and follower compare
@@ -116,26 +118,36 @@ class Links:
                 self.reporter.warn(f"{WAITS}: {error}", host=host)
 
     async def insist(self, host: str, step: Callable[[Session], Awaitable[T]]) -> T:
-        """Return what `step(session)` gives, over a new connection where one is lost.
+        """Return what `step(session)` gives, as `insist_together` does with one host."""
+        return await self.insist_together([host], lambda sessions: step(sessions[0]))
 
-        HostError when the host has not answered for as long as patience lasts; without any, at the first silence. A
-        step is done again as a whole: it is one that may be, because the host does nothing twice.
+    async def insist_together(self, hosts: Sequence[str], step: Callable[[Sequence[Session]], Awaitable[T]]) -> T:
+        """Return what `step(sessions)` gives, over new connections where some are lost.
+
+        HostError when a host has not answered for as long as patience lasts; without any, at the first silence. A
+        step is done again as a whole: it is one that may be, because hosts do nothing twice.
         """
         while True:
-            silence = self._lost.get(host)
-            left = self.patience if silence is None else silence.since + self.patience - time.monotonic()
             try:
-                session = await self.fleet.session(host, deadline=max(left, 0.0))
-                for run in await deliver(session, self.reporter.store):
-                    self.reporter.warn(SENT, run=run)
-                result = await step(session)
+                sessions = [await self._session(host) for host in hosts]
+                result = await step(sessions)
             except HostError as error:
-                if (pause := self._silent(host, error)) is None:
+                if (pause := self._silent(error.host, error)) is None:
                     raise
                 await asyncio.sleep(pause)
             else:
-                self.answered(host)
+                for host in hosts:
+                    self.answered(host)
                 return result
+
+    async def _session(self, host: str) -> Session:
+        """Return a host's session, once it was told of the cancels that are kept for it."""
+        silence = self._lost.get(host)
+        left = self.patience if silence is None else silence.since + self.patience - time.monotonic()
+        session = await self.fleet.session(host, deadline=max(left, 0.0))
+        for run in await deliver(session, self.reporter.store):
+            self.reporter.warn(SENT, run=run)
+        return session
 
     def answered(self, host: str) -> None:
         """Note that a host has answered."""
@@ -178,46 +190,63 @@ class Follower:
     store: Store
     quiet: bool = False
 
-    async def follow(self, run: KnownRun) -> RunState:
+    async def follow(self, run: KnownRun, logs: Sequence[Log] = ()) -> RunState:
         """Return a run's final state, after its whole log is here, and report each change of status on the way.
 
         HostError where the host is given up, AgentError where it no longer knows the run. The log is written at the
-        host's own offsets, so that two followers of one run write the same bytes.
+        host's own offsets, so that two followers of one run write the same bytes. Of a gang the logs of all nodes and
+        ranks are followed; an error of one node is raised when the others have ended. `logs` are those of one part of
+        a run that are followed in the place of all.
         """
-        current = run
-        strangers: list[Process] = []
+        watch = _Watch(run, self.reporter)
+        return _whole(run, await at_once(self._follow(logs or logs_of(part), watch) for part in run.parts))
 
-        def changed(state: RunState) -> None:
-            nonlocal current
-            if state.run.status != current.status:
-                self.reporter.status(state.run, **state.detail)
-            if new := [process for process in state.foreign or () if process not in strangers]:
-                strangers.extend(new)
-                self.reporter.say(
-                    Event(
-                        event=FOREIGN_PROCESS, at=now(), job=run.job, run=run.run, host=run.host,
-                        detail={"processes": listed(new)},
-                    )
-                )  # fmt: skip
-            current = state.run
+    async def catch_up(self, run: KnownRun, logs: Sequence[Log] = ()) -> RunState:
+        """Return a run's state once all of the log that is there now is here; waits for no more. Errors alike."""
+        watch = _Watch(run, self.reporter)
+        return _whole(run, await at_once(self._catch_up(logs or logs_of(part), watch) for part in run.parts))
 
-        last = await self.links.insist(run.host, lambda session: self._stream(session, run, changed))
-        state = run_state(run.host, last.get("state"))
-        changed(state)
+    async def state(self, run: KnownRun) -> RunState:
+        """Return a run as its hosts tell it now. Errors alike; UsageError where a host does not know it."""
+        return _whole(run, await at_once(self._state(part) for part in run.parts))
+
+    async def collect(self, state: RunState) -> None:
+        """Fetch the outputs of a run that has ended, whatever its end, and note that all is here. Errors alike."""
+        await self.fetch(state)
+        for run in {state.run.run, *(part.run.run for part in state.parts)}:
+            self.store.collect(run)
+
+    async def fetch(self, state: RunState) -> None:
+        """Fetch a run's outputs as they are now. Errors alike, and StateError where they cannot be written here."""
+        await at_once(self._fetch(part) for part in state.parts if part.outputs)
+
+    async def _follow(self, logs: Sequence[Log], watch: _Watch) -> RunState:
+        host = logs[0].run.host
+        # One stream alone tells of states: another may hold older ones, while its output waits for a slow reader.
+        watches = (watch.changed, *(_unwatched for _ in logs[1:]))
+        first, *_ = await at_once(
+            self.links.insist(host, functools.partial(self._stream, log=log, changed=changed))
+            for log, changed in zip(logs, watches, strict=True)
+        )
+        state = run_state(host, first.get("state"))
+        watch.changed(state)
         return state
 
-    async def catch_up(self, run: KnownRun) -> RunState:
-        """Return a run's state once all of the log that is there now is here; waits for no more. Errors alike."""
-        state = await self.state(run)
+    async def _catch_up(self, logs: Sequence[Log], watch: _Watch) -> RunState:
+        run = logs[0].run
+        state = await self._state(run)
         if state.run.status in states.FINAL:
-            return await self.follow(run)
-        await self.links.insist(
-            run.host, lambda session: self._stream(session, run, lambda _: None, until=state.log_size or 0)
+            return await self._follow(logs, watch)
+        await at_once(
+            self.links.insist(
+                run.host,
+                functools.partial(self._stream, log=log, changed=_unwatched, until=state.size_of(log.rank)),
+            )
+            for log in logs
         )
         return state
 
-    async def state(self, run: KnownRun) -> RunState:
-        """Return a run as its host tells it now. Errors alike; UsageError where the host does not know it."""
+    async def _state(self, run: KnownRun) -> RunState:
         reply = await self.links.insist(run.host, lambda session: session.request("status", runs=[run.run]))
         told = Reader(run.host, reply.header).get("states")
         if not isinstance(told, Mapping) or told.get(run.run) is None:
@@ -226,91 +255,166 @@ class Follower:
             )
         return run_state(run.host, told[run.run])
 
-    async def collect(self, state: RunState) -> None:
-        """Fetch the outputs of a run that has ended, whatever its end, and note that all is here. Errors alike."""
-        await self.fetch(state)
-        self.store.collect(state.run.run)
-
-    async def fetch(self, state: RunState) -> None:
-        """Fetch a run's outputs as they are now. Errors alike, and StateError where they cannot be written here."""
+    async def _fetch(self, state: RunState) -> None:
         run = state.run
-        if state.outputs:
-            place = self.store.paths.outputs(run.run)
-            progress = self.reporter.progress(FETCHING, run.host, run)
-            fetched = await self.links.insist(
-                run.host,
-                lambda session: fetch(session, run.run, state.outputs, place, lambda done: progress(done, None)),
+        place = self.store.paths.outputs(run.run)
+        progress = self.reporter.progress(FETCHING, run.host, run)
+        fetched = await self.links.insist(
+            run.host,
+            lambda session: fetch(session, run.run, state.outputs, place, lambda done: progress(done, None)),
+        )
+        self.reporter.say(
+            Event(
+                event=FETCHED, at=now(), job=run.job, run=run.run, host=run.host,
+                detail={
+                    "files": fetched.files, "bytes": fetched.bytes, "path": str(place),
+                    "skipped": [list(entry) for entry in fetched.skipped],
+                },
             )
-            self.reporter.say(
-                Event(
-                    event=FETCHED, at=now(), job=run.job, run=run.run, host=run.host,
-                    detail={
-                        "files": fetched.files, "bytes": fetched.bytes, "path": str(place),
-                        "skipped": [list(entry) for entry in fetched.skipped],
-                    },
-                )
-            )  # fmt: skip
+        )  # fmt: skip
 
     async def _stream(
-        self, session: Session, run: KnownRun, changed: Callable[[RunState], None], until: int | None = None
+        self, session: Session, *, log: Log, changed: Callable[[RunState], None], until: int | None = None
     ) -> Mapping[str, Any]:
-        """Copy a run's log and return the last header: it has the final state, unless `until` stopped it before."""
-        self.store.paths.create_run(run.run)
-        path = self.store.paths.log(run.run)
+        """Copy a log and return the last header: it has the final state, unless `until` stopped it before."""
+        run = log.run.run
+        self.store.paths.create_run(run)
+        path = self.store.paths.log(run, log.rank)
         while True:
             write_at(path, 0, b"")  # a job that prints nothing has a log too
             offset, tail = local_end(path)
-            stream = await session.stream("follow", run=run.run, offset=offset, tail=tail)
+            stream = await session.stream("follow", run=run, rank=log.rank, offset=offset, tail=tail)
             try:
-                await self._copy(stream, run, offset, changed, until)
+                await self._copy(stream, log, path, offset, changed=changed, until=until)
             except AgentError as error:
                 if error.code != LOG_REPLACED:
                     raise
                 path.replace(path.with_name(f"{path.name}.replaced-{time.time_ns()}"))
-                self.reporter.say(
-                    Event(
-                        event=LOG_REPLACED, at=now(), job=run.job, run=run.run, host=run.host, detail={"offset": offset}
-                    )
-                )  # fmt: skip
+                self.reporter.say(log.event(LOG_REPLACED, offset=offset))
             else:
                 return stream.last or {}
 
     async def _copy(
-        self, stream: Stream, run: KnownRun, offset: int, changed: Callable[[RunState], None], until: int | None
+        self,
+        stream: Stream,
+        log: Log,
+        path: Path,
+        offset: int,
+        *,
+        changed: Callable[[RunState], None],
+        until: int | None,
     ) -> None:
         """Write and report the log from `offset` to its end, or to `until`."""
-        path = self.store.paths.log(run.run)
+        host = log.run.host
         if until is not None and offset >= until:
             await stream.stop()
         async for frame in stream:
-            self.links.answered(run.host)
-            reader = Reader(run.host, frame.header)
+            self.links.answered(host)
+            reader = Reader(host, frame.header)
             if reader.get("state") is not None:
-                changed(run_state(run.host, reader.get("state")))
+                changed(run_state(host, reader.get("state")))
                 continue
             if reader.number("off") != offset:
                 raise reader.bad("off")
             if reader.get("hole") is not None:
                 dropped = reader.number("hole")
-                self.reporter.say(
-                    Event(
-                        event=LOG_DROPPED, at=now(), job=run.job, run=run.run, host=run.host,
-                        detail={"offset": offset, "bytes": dropped},
-                    )
-                )  # fmt: skip
+                self.reporter.say(log.event(LOG_DROPPED, offset=offset, bytes=dropped))
                 offset += dropped
                 continue
             write_at(path, offset, frame.payload)
             if not self.quiet:
-                await self.reporter.channel.put_output(
-                    Event(
-                        event=OUTPUT, at=now(), job=run.job, run=run.run, host=run.host, data=frame.payload,
-                        detail={"offset": offset},
-                    )
-                )  # fmt: skip
+                await self.reporter.channel.put_output(log.event(OUTPUT, frame.payload, offset=offset))
             offset += len(frame.payload)
             if until is not None and offset >= until:
                 await stream.stop()
+
+
+class _Watch:
+    """Reports how a run stands whenever that changes; of a gang, how each node stands and how the whole does."""
+
+    def __init__(self, run: KnownRun, reporter: Reporter) -> None:
+        self._whole = run
+        self._parts = {part.run: part for part in run.parts}
+        self._reporter = reporter
+        self._strangers: list[Process] = []
+
+    def changed(self, state: RunState) -> None:
+        """Take a state that a host tells; each of a node's logs brings it."""
+        run = state.run
+        told: list[tuple[KnownRun, Mapping[str, object]]] = []
+        if run.status != self._parts[run.run].status:
+            told.append((run, state.detail))
+        self._parts[run.run] = run
+        if self._whole.members:
+            (whole,) = together(self._parts.values())
+            if whole.status != self._whole.status:
+                told.append((whole, {"accelerator": state.accelerator}))
+            self._whole = whole
+        self._reporter.statuses(told)
+        if new := [process for process in state.foreign or () if process not in self._strangers]:
+            self._strangers.extend(new)
+            self._reporter.say(
+                Event(
+                    event=FOREIGN_PROCESS, at=now(), job=run.job, run=run.run, host=run.host,
+                    detail={"processes": listed(new)},
+                )
+            )  # fmt: skip
+
+
+def _unwatched(_state: RunState) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log of a run; of a gang's node that of one rank, or (None) what torchrun says itself."""
+
+    run: KnownRun
+    rank: int | None = None
+
+    def event(self, word: str, data: bytes = b"", **detail: object) -> Event:
+        """Return an event about this log; in a gang it says whose it is."""
+        run = self.run
+        whose = {} if run.node is None else {"rank": self.rank}
+        return Event(
+            event=word, at=now(), job=run.job, run=run.run, host=run.host or None, data=data, detail=whose | detail
+        )  # fmt: skip
+
+
+def logs_of(run: KnownRun) -> list[Log]:
+    """Return all logs of a run on one host."""
+    return [Log(run), *(Log(run, end.rank) for end in run.ranks)]
+
+
+async def at_once(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what steps give that are taken at the same time.
+
+    What is wrong with a host ends its own step alone, and the first such error is raised once all have ended; what is
+    wrong with this machine (a full disk) ends all of them.
+    """
+
+    async def settled(step: Coroutine[Any, Any, T]) -> T | GpulayerError:
+        try:
+            return await step
+        except (HostError, AgentError, UsageError) as error:
+            return error
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(settled(step)) for step in steps]
+    except* GpulayerError as errors:
+        raise errors.exceptions[0] from None
+    found: list[T] = []
+    for result in [task.result() for task in tasks]:
+        if isinstance(result, GpulayerError):
+            raise result
+        found.append(result)
+    return found
+
+
+def _whole(run: KnownRun, told: Sequence[RunState]) -> RunState:
+    """Return the state of a run by the states of its parts."""
+    return gang_state(told) if run.members else told[0]
 
 
 def local_end(path: Path) -> tuple[int, dict[str, Any] | None]:

@@ -6,26 +6,27 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpulayer.errors import HostError, UsageError
-from gpulayer.fleet.session import AgentError, Reply, Session
+from gpulayer.fleet.session import AgentError, Session
 from gpulayer.fleet.sync import sync
 from gpulayer.fleet.tree import Tree
-from gpulayer.placement.plan import HostView, KnownRun, Placement
+from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.placement.rules import size
 from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import SYNCED, SYNCING, Event, now
-from gpulayer.run.follow import Links, Reporter
-from gpulayer.run.replies import Reader, RunState, run_state
-from gpulayer.spec.identity import asked_python
-from gpulayer.spec.jobs import JobSpec
+from gpulayer.run.follow import Links, Reporter, at_once
+from gpulayer.run.gang import Pending, is_address, launch_all
+from gpulayer.run.replies import RunState, gang_state
+from gpulayer.spec.identity import asked_python, gang_run
+from gpulayer.spec.jobs import DistributedJob, JobSpec
 from gpulayer.spec.support import Accelerator
 
 SPEC_SCHEMA: Final = "gpulayer.spec/1"
-LAUNCH_LIMIT: Final = 60.0  # seconds
+SILENCE: Final = 60.0  # seconds without a word after which the nodes of a gang count each other as lost
 LOCKED: Final = 1.0  # seconds until a launch is sent again that another launch of the same run is in the way of
 
 
@@ -36,6 +37,7 @@ class Busy:
     `free_memory` is the bytes that are left where memory lacks, None where a lease is taken.
     """
 
+    host: str
     reason: str
     free_memory: int | None = None
 
@@ -71,15 +73,18 @@ def spec_of(
     project: str,
     view: HostView,
     accelerator: Accelerator,
-    placement: Placement,
+    peers: Sequence[str],
     tree: str | None,
     python: str | None,
 ) -> dict[str, Any]:
-    """Return the spec of a run (docs/protocol.md). It holds the names of secrets, never a value."""
+    """Return the spec of a run on one host (docs/protocol.md). It holds the names of secrets, never a value.
+
+    `peers` are the hosts of its gang in node order.
+    """
     facts = view.seen_by(asked_python(job))
     devices = {device.id: device for device in facts.devices} if facts else {}
     select: dict[str, list[str]] = {}
-    for device in placement.devices:
+    for device in run.devices:
         for name, value in devices[device].select_env.items():
             select.setdefault(name, []).append(value)
     cpu = accelerator is Accelerator.CPU
@@ -92,7 +97,7 @@ def spec_of(
         "attempt": run.attempt,
         "host": view.host.name,
         "accelerator": accelerator.value,
-        "devices": list(placement.devices),
+        "devices": list(run.devices),
         "share": 1,
         "slots": view.slots if cpu else None,
         "command": job.command if isinstance(job.command, str) else list(job.command),
@@ -107,6 +112,27 @@ def spec_of(
         "grace": job.grace,
         "memory_bytes": _bytes(job.resources.memory_gb),
         "disk_bytes": _bytes(job.resources.disk_gb),
+        "gang": _gang(job, run, view, accelerator, peers) if isinstance(job, DistributedJob) else None,
+    }
+
+
+def _gang(
+    job: DistributedJob, run: KnownRun, view: HostView, accelerator: Accelerator, peers: Sequence[str]
+) -> dict[str, Any]:  # fmt: skip
+    """Return what a node is told of its gang; `endpoint`, the way to its first node, is known once that is held."""
+    if run.node is None:
+        raise ValueError(f"{run.run} is no node's run")
+    private = view.host.private_address
+    return {
+        "run": gang_run(run.run, run.node),
+        "node": run.node,
+        "nodes": job.distributed.nodes,
+        "processes": job.processes,
+        "backend": job.backend_on(accelerator).value,
+        "peers": list(peers),
+        "address": private if private and is_address(private) else None,
+        "endpoint": None,
+        "silence": SILENCE,
     }
 
 
@@ -130,61 +156,63 @@ class Launcher:
     _synced: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
 
     async def launch(
-        self, run: KnownRun, spec: Mapping[str, Any]
+        self, run: KnownRun, specs: Sequence[Mapping[str, Any]]
     ) -> tuple[bool, RunState] | Busy | Rejected | Unwanted:
-        """Return whether the run is new there and its state.
+        """Return whether the run is new there and its state; `specs` are those of its parts.
 
-        HostError where the host is given up, and AgentError `lock` where another launch of this run does not come to an
+        HostError where a host is given up, and AgentError `lock` where another launch of this run does not come to an
         end there: nobody knows then. Sending it again is safe: a host starts a run id at most once.
         """
-        secrets = json.dumps({name: self.environment[name] for name in spec["secrets"]}).encode()
         sent = False
 
-        async def send(session: Session) -> tuple[bool, RunState] | Unwanted:
+        async def send(sessions: Sequence[Session]) -> tuple[bool, RunState] | Unwanted:
             nonlocal sent
-            if not sent and self.reporter.store.is_unwanted(run.run):
+            if not sent and any(map(self.reporter.store.is_unwanted, {run.run, *(part.run for part in run.parts)})):
                 return Unwanted()
             sent = True  # from here on it may have arrived, whatever the link does
-            return await self._send(session, run, spec, secrets)
+            return await self._send(sessions, run, specs)
 
         try:
-            if spec["tree"] is not None:
-                await self._ship(run.host, spec["tree"])
-            return await self.links.insist(run.host, send)
+            await at_once(self._ship(spec["host"], spec["tree"]) for spec in specs if spec["tree"] is not None)
+            return await self.links.insist_together([part.host for part in run.parts], send)
         except AgentError as error:
             if error.code == "lock":
                 raise
-            return _refused(run.host, error)
+            return _refused(error)
 
     async def _send(
-        self, session: Session, run: KnownRun, spec: Mapping[str, Any], secrets: bytes
+        self, sessions: Sequence[Session], run: KnownRun, specs: Sequence[Mapping[str, Any]]
     ) -> tuple[bool, RunState]:
         """Send a launch. Where another of the same run is under way only this host can tell its end: ask again."""
         give_up = time.monotonic() + self.links.patience
         failpoint("launch-due")
         while True:
             try:
-                reply = await self._request(session, spec, secrets)
+                begun = await launch_all(sessions, specs, self._begin)
                 break
             except AgentError as error:
                 if error.code != "lock" or time.monotonic() >= give_up:
                     raise
                 await asyncio.sleep(LOCKED)
         failpoint("launch-answered")
-        reader = Reader(run.host, reply.header)
-        state = run_state(run.host, reader.get("state"))
-        if state.run.run != run.run:
-            raise reader.bad("state")
-        return reader.get("new") is True, state
+        told = [state for _, state in begun]
+        return any(new for new, _ in begun), gang_state(told) if run.members else told[0]
 
-    async def _request(self, session: Session, spec: Mapping[str, Any], secrets: bytes) -> Reply:
-        try:
-            return await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
-        except AgentError as error:
-            if error.code != "tree":
-                raise
-        await sync(session, self.trees[spec["tree"]], thorough=True)  # cleaned away between sync and launch
-        return await session.request("launch", secrets, timeout=LAUNCH_LIMIT, spec=spec)
+    async def _begin(self, session: Session, spec: Mapping[str, Any]) -> Pending:
+        """Send a part of a launch, and once more where its code was cleaned away between sync and launch."""
+        payload = json.dumps({name: self.environment[name] for name in spec["secrets"]}).encode()
+        for last in (False, True):
+            pending = Pending(session, spec["run"], await session.stream("launch", payload, spec=spec))
+            try:
+                await pending.answer()
+                failpoint("part-held")
+            except AgentError as error:
+                if error.code != "tree" or last:
+                    raise
+                await sync(session, self.trees[spec["tree"]], thorough=True)
+            else:
+                break
+        return pending
 
     async def _ship(self, host: str, tree: str) -> None:
         """Bring a tree to a host. All runs that need it there wait for one transfer; a failed one is tried again."""
@@ -216,12 +244,13 @@ class Launcher:
         await asyncio.gather(*self._synced.values(), return_exceptions=True)
 
 
-def _refused(host: str, error: AgentError) -> Busy | Rejected:
+def _refused(error: AgentError) -> Busy | Rejected:
     """Return what a host's refusal means: busy is what comes free when others have ended."""
     if error.code == "busy":
         holder = error.error.get("holder")
-        return Busy(reason=f"{host} is busy" + (f": {holder}" if isinstance(holder, str) else ""))
+        words = f": {holder}" if isinstance(holder, str) else ""
+        return Busy(host=error.host, reason=f"{error.host} is busy{words}")
     free = error.error.get("found")
     if error.code == "memory" and isinstance(free, int):
-        return Busy(reason=error.message, free_memory=free)
+        return Busy(host=error.host, reason=error.message, free_memory=free)
     return Rejected(reason=error.message)

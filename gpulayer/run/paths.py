@@ -53,9 +53,12 @@ class Paths:
             raise UsageError(f"{run!r} is not a run id", fix="name a job, or a run id of `gpulayer status --json`")
         return self.root / "runs" / run
 
-    def log(self, run: str) -> Path:
-        """Return the file that holds a run's output, byte for byte as on the host."""
-        return self.run(run) / "output.log"
+    def log(self, run: str, rank: int | None = None) -> Path:
+        """Return the file that holds a run's output, byte for byte as on the host; in a gang, that of one of its ranks.
+
+        A gang's ranks have theirs in the folder of their node's run, whose own log has the words of torchrun.
+        """
+        return self.run(run) / ("output.log" if rank is None else f"rank-{rank}.log")
 
     def outputs(self, run: str) -> Path:
         """Return the folder into which a run's outputs are fetched."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from gpulayer.errors import HostError, Stage
-from gpulayer.placement.plan import KnownRun
+from gpulayer.placement.gangs import together
+from gpulayer.placement.plan import FirstFailure, KnownRun, RankEnd
 from gpulayer.remote import states
 from gpulayer.run.paths import RUN_ID
+from gpulayer.spec.identity import node_run
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 KEY: Final = re.compile(r"[0-9a-f]{8,64}")
@@ -36,7 +38,8 @@ class RunState:
     """A run as its host tells it; `log_size` is bytes so far, None where the host does not know.
 
     `foreign` are the processes of others that were seen on its devices, None where that cannot be told; `left` is what
-    was left of it at its end, None before. Both as docs/protocol.md says.
+    was left of it at its end, None before. Both as docs/protocol.md says. `rank_logs` are the sizes of the logs of a
+    node's ranks, by rank; a gang as a whole has its nodes' states as `members`.
     """
 
     run: KnownRun
@@ -45,10 +48,23 @@ class RunState:
     outputs: tuple[str, ...]
     foreign: tuple[Process, ...] | None = None
     left: Left | None = None
+    rank_logs: Mapping[int, int] = field(default_factory=dict)
+    members: tuple[RunState, ...] = ()
+
+    @property
+    def parts(self) -> tuple[RunState, ...]:
+        """The states that hosts told: those of a gang's nodes, else this one."""
+        return self.members or (self,)
+
+    def size_of(self, rank: int | None) -> int:
+        """Return the bytes of a log so far: of the run's own, or of one rank's."""
+        return (self.log_size or 0) if rank is None else self.rank_logs.get(rank, 0)
 
     @property
     def detail(self) -> dict[str, object]:
         """What a status event tells besides the run."""
+        if self.members:
+            return {"accelerator": self.accelerator}
         return {
             "accelerator": self.accelerator,
             "foreign_process": None if self.foreign is None else listed(self.foreign),
@@ -103,12 +119,49 @@ def _left(host: str, value: object) -> Left:
     )
 
 
+def gang_state(states: Sequence[RunState]) -> RunState:
+    """Return the state of a gang whose nodes, at least one of them, have these states."""
+    (run,) = together(state.run for state in states)
+    first = states[0]
+    return RunState(
+        run=run, accelerator=first.accelerator, log_size=None, outputs=first.outputs, members=tuple(states)
+    )  # fmt: skip
+
+
+def _rank(host: str, entry: object) -> tuple[RankEnd, int]:
+    """Read how a rank stands, and the size of its log."""
+    reader = Reader(host, entry)
+    end = RankEnd(
+        rank=reader.number("rank"),
+        status=reader.word("status", HOST_WORDS),
+        code=reader.optional_number("code"),
+        signal=reader.optional_number("signal"),
+        reason=reader.optional_text("reason"),
+    )
+    return end, reader.optional_number("log_size") or 0
+
+
+def _first_failure(host: str, value: object) -> FirstFailure:
+    reader = Reader(host, value)
+    return FirstFailure(
+        rank=reader.optional_number("rank"),
+        host=reader.matching("host", NAME),
+        code=reader.optional_number("code"),
+        signal=reader.optional_number("signal"),
+    )
+
+
 def run_state(host: str, state: object) -> RunState:
     """Read one state of docs/protocol.md; BadReplyError names the field that does not hold."""
     reader = Reader(host, state)
-    status = reader.text("status")
-    if status not in HOST_WORDS:
-        raise reader.bad("status")
+    node, nodes = None, None
+    if reader.get("gang") is not None:
+        gang = Reader(host, reader.get("gang"))
+        node, nodes = gang.number("node"), gang.number("nodes")
+        if not reader.text("run").endswith(node_run("", node)):
+            raise reader.bad("run")
+    ranks = [_rank(host, entry) for entry in reader.items("ranks")] if node is not None else []
+    failure = reader.get("first_failure")
     return RunState(
         run=KnownRun(
             run=reader.matching("run", RUN_ID),
@@ -116,19 +169,24 @@ def run_state(host: str, state: object) -> RunState:
             key=reader.matching("key", KEY),
             attempt=reader.number("attempt"),
             host=host,
-            status=status,
+            status=reader.word("status", HOST_WORDS),
             devices=reader.words("devices"),
             code=reader.optional_number("code"),
             signal=reader.optional_number("signal"),
             reason=reader.optional_text("reason"),
             started_at=reader.optional_text("started_at"),
             ended_at=reader.optional_text("ended_at"),
+            node=node,
+            nodes=nodes,
+            ranks=tuple(end for end, _ in ranks),
+            first_failure=None if failure is None else _first_failure(host, failure),
         ),
         accelerator=reader.optional_text("accelerator"),
         log_size=reader.optional_number("log_size"),
         outputs=reader.words("outputs"),
         foreign=None if reader.get("foreign_process") is None else _processes(host, reader, "foreign_process"),
         left=None if reader.get("left") is None else _left(host, reader.get("left")),
+        rank_logs={end.rank: size for end, size in ranks},
     )
 
 
@@ -165,6 +223,13 @@ class Reader:
         """Return a string that the whole pattern matches."""
         value = self.text(key)
         if not pattern.fullmatch(value):
+            raise self.bad(key)
+        return value
+
+    def word(self, key: str, words: Collection[str]) -> str:
+        """Return one of `words`."""
+        value = self.text(key)
+        if value not in words:
             raise self.bad(key)
         return value
 

@@ -13,18 +13,18 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from gpulayer.errors import StateError
-from gpulayer.placement.plan import KnownRun
+from gpulayer.placement.plan import FirstFailure, KnownRun, RankEnd
 from gpulayer.remote import states
 from gpulayer.run.events import LOG_DROPPED, Event
 from gpulayer.run.paths import Paths
 
 APPLICATION: Final = 0x47504C59  # "GPLY": tells our database from any other SQLite file
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER: Final = 100  # bytes of an SQLite file's header
 LOCK_WAIT: Final = 30.0  # seconds
 
@@ -37,29 +37,41 @@ CREATE TABLE runs (
     started_at TEXT, ended_at TEXT,
     spec TEXT,                             -- what was launched, without the values of secrets
     collected INTEGER NOT NULL DEFAULT 0,  -- 1: the whole log and the outputs are here
-    turn INTEGER NOT NULL                  -- rises whenever a command takes the run in hand: the latest is a job's own
+    turn INTEGER NOT NULL,                 -- rises whenever a command takes the run in hand: the latest is a job's own
+    gang TEXT,                             -- of a node's run: the run of its gang
+    node INTEGER, nodes INTEGER,           -- of a gang: how many it has; of a node's run: its number, too
+    ranks TEXT NOT NULL, first_failure TEXT
 );
 CREATE TABLE cancels (run TEXT PRIMARY KEY, grace REAL, by TEXT NOT NULL);  -- that a host could not be told of
 CREATE INDEX runs_by_job ON runs (project, job, turn);
+CREATE INDEX runs_by_gang ON runs (gang, node) WHERE gang IS NOT NULL;
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, job TEXT, run TEXT, host TEXT, detail TEXT NOT NULL
 );
 PRAGMA user_version = {VERSION};
 """
 
-COLUMNS: Final = "run, job, key, attempt, host, status, devices, code, signal, reason, started_at, ended_at"
+IDENTITY: Final = ("run", "job", "key", "attempt", "node", "nodes")
+STANDING: Final = (
+    *("host", "status", "devices", "code", "signal", "reason", "started_at", "ended_at", "ranks", "first_failure"),
+)
+COLUMNS: Final = ", ".join(IDENTITY + STANDING)
+INSERT: Final = (
+    f"INSERT INTO runs (project, turn, gang, spec, {COLUMNS}) VALUES (?, ?, ?, ?, "  # noqa: S608
+    f"{', '.join('?' * len(IDENTITY + STANDING))}) ON CONFLICT (run) DO UPDATE SET turn = excluded.turn, "
+    + ", ".join(f"{name} = excluded.{name}" for name in STANDING)
+)
 COMPACT: Final = json.JSONEncoder(separators=(",", ":")).encode  # one encoder: json.dumps makes one a call
+FORGET: Final = "DELETE FROM cancels WHERE run = ? OR run GLOB ? || '-n[0-9]*'"  # of a gang those of its nodes too
 FINAL: Final = ", ".join(f"'{word}'" for word in sorted(states.FINAL))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """A launch that is about to be sent. `spec` is what docs/protocol.md calls the spec of a run."""
+    """A launch that is about to be sent: the run as it is then, and its parts' specs, which docs/protocol.md has."""
 
-    run: str
-    host: str
-    devices: tuple[str, ...]
-    spec: Mapping[str, Any]
+    run: KnownRun
+    specs: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +131,12 @@ class Store:
         with self._writing() as connection:
             (turn,) = connection.execute("SELECT coalesce(max(turn), 0) FROM runs").fetchone()
             connection.executemany(
-                f"INSERT INTO runs (project, turn, {COLUMNS}) VALUES (?, ?, {', '.join('?' * 12)})"  # noqa: S608
-                " ON CONFLICT (run) DO UPDATE SET turn = excluded.turn, host = excluded.host, status = excluded.status,"
-                " devices = excluded.devices, code = excluded.code, signal = excluded.signal, reason = excluded.reason,"
-                " started_at = excluded.started_at, ended_at = excluded.ended_at",
-                ((project, turn + number, *_row(run)) for number, run in enumerate(runs, start=1)),
+                INSERT,
+                (
+                    (project, turn + number, gang, None, *_row(one))
+                    for number, run in enumerate(runs, start=1)
+                    for gang, one in ((None, run), *((run.run, member) for member in run.members))
+                ),
             )
 
     def intend(self, intents: Sequence[Intent]) -> set[str]:
@@ -135,16 +148,7 @@ class Store:
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
             with self._writing() as connection:
-                return {
-                    intent.run
-                    for intent in intents
-                    if connection.execute(
-                        "UPDATE runs SET status = ?, host = ?, devices = ?, spec = ?, collected = 0"
-                        " WHERE run = ? AND status = ? AND run NOT IN (SELECT run FROM cancels)",
-                        (states.LAUNCHING, intent.host, COMPACT(intent.devices), COMPACT(intent.spec), intent.run,
-                         states.QUEUED),
-                    ).rowcount
-                }  # fmt: skip
+                return {intent.run.run for intent in intents if _intend(connection, intent)}
         finally:
             self._connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -170,7 +174,8 @@ class Store:
         """Return the cancels that are kept for a host, None: for all."""
         with _reported(self._path):
             rows = self._connection.execute(
-                f"SELECT {COLUMNS}, grace, by FROM cancels JOIN runs USING (run) WHERE host = coalesce(?, host)",  # noqa: S608
+                f"SELECT {COLUMNS}, grace, by FROM cancels JOIN runs USING (run)"  # noqa: S608
+                " WHERE host = coalesce(?, host) AND (nodes IS NULL OR node IS NOT NULL)",  # hosts know a gang's nodes
                 (host,),
             ).fetchall()
         return [KeptCancel(run=_run(row), grace=grace, by=by) for *row, grace, by in rows]
@@ -184,7 +189,7 @@ class Store:
     def forget_cancels(self, runs: Iterable[str]) -> None:
         """Keep no cancel of these runs any more: their hosts have taken it, or the runs are wanted again."""
         with self._writing() as connection:
-            connection.executemany("DELETE FROM cancels WHERE run = ?", ((run,) for run in runs))
+            connection.executemany(FORGET, ((run, run) for run in runs))
 
     def record(self, entries: Sequence[tuple[Event, KnownRun | None]]) -> None:
         """Append events, and bring the view of their runs up to date: what is final is replaced by final words only."""
@@ -198,14 +203,19 @@ class Store:
             )
             for run in (run for _, run in entries if run is not None):
                 allowed = "" if run.status in states.FINAL else f" AND status NOT IN ({FINAL})"
-                _, _, _, _, *now = _row(run)
+                now = ", ".join(f"{name} = ?" for name in STANDING)
                 connection.execute(  # words of the table alone go into the text
-                    "UPDATE runs SET host = ?, status = ?, devices = ?, code = ?, signal = ?, reason = ?,"  # noqa: S608
-                    f" started_at = ?, ended_at = ? WHERE run = ?{allowed}",
-                    (*now, run.run),
+                    f"UPDATE runs SET {now} WHERE run = ?{allowed}",  # noqa: S608
+                    (*_row(run)[len(IDENTITY) :], run.run),
                 )
+                if run.nodes is not None and run.node is None:  # what is no longer among its members never began
+                    names = COMPACT([member.run for member in run.members])
+                    connection.execute(
+                        "DELETE FROM runs WHERE gang = ? AND run NOT IN (SELECT value FROM json_each(?))",
+                        (run.run, names),
+                    )
                 if run.status in states.FINAL:
-                    connection.execute("DELETE FROM cancels WHERE run = ?", (run.run,))
+                    connection.execute(FORGET, (run.run, run.run))
 
     def collect(self, run: str) -> None:
         """Note that a run's whole log and its outputs are here."""
@@ -213,20 +223,27 @@ class Store:
             connection.execute("UPDATE runs SET collected = 1 WHERE run = ?", (run,))
 
     def run(self, run: str) -> KnownRun | None:
-        """Return one run."""
-        with _reported(self._path):
-            row = self._connection.execute(f"SELECT {COLUMNS} FROM runs WHERE run = ?", (run,)).fetchone()  # noqa: S608
-        return None if row is None else _run(row)
-
-    def runs(self, project: str | None = None, job: str | None = None) -> list[KnownRun]:
-        """Return the runs in the order in which they were taken in hand: a job's last one is its own."""
+        """Return one run; a gang's nodes come with it."""
         with _reported(self._path):
             rows = self._connection.execute(
-                f"SELECT {COLUMNS} FROM runs WHERE project = coalesce(?, project) AND job = coalesce(?, job)"  # noqa: S608
-                " ORDER BY turn",
+                f"SELECT {COLUMNS} FROM runs WHERE run = ? OR gang = ? ORDER BY node",  # noqa: S608
+                (run, run),
+            ).fetchall()
+        found = [_run(row) for row in rows]
+        return replace(found[0], members=tuple(found[1:])) if found else None
+
+    def runs(self, project: str | None = None, job: str | None = None) -> list[KnownRun]:
+        """Return the runs in the order in which they were taken in hand: a job's last one is its own.
+
+        A gang's nodes come with it.
+        """
+        with _reported(self._path):
+            rows = self._connection.execute(
+                f"SELECT {COLUMNS}, gang FROM runs WHERE project = coalesce(?, project) AND job = coalesce(?, job)"  # noqa: S608
+                " ORDER BY turn, node",
                 (project, job),
             ).fetchall()
-        return [_run(row) for row in rows]
+        return _gathered(rows)
 
     def spec(self, run: str) -> dict[str, Any] | None:
         """Return what was launched as `run`; None where nothing was."""
@@ -250,14 +267,14 @@ class Store:
             for at, event, job, run, host, detail in rows
         ]
 
-    def dropped(self, run: str) -> list[tuple[int, int]]:
-        """Return what hosts dropped of a run's log before it came here, as (offset, bytes), by offset."""
+    def dropped(self, run: str, rank: int | None = None) -> list[tuple[int, int]]:
+        """Return what hosts dropped of a run's (or rank's) log before it came here, as (offset, bytes), by offset."""
         with _reported(self._path):
             rows = self._connection.execute(
                 "SELECT detail FROM events WHERE run = ? AND event = ?", (run, LOG_DROPPED)
             ).fetchall()
         details = [json.loads(detail) for (detail,) in rows]
-        return sorted({(detail["offset"], detail["bytes"]) for detail in details})
+        return sorted({(detail["offset"], detail["bytes"]) for detail in details if detail.get("rank") == rank})
 
     def changed(self) -> bool:
         """Tell whether another process has written since the last call; cheap."""
@@ -357,16 +374,53 @@ def _reported(path: Path) -> Iterator[None]:
         raise _broken(path, str(error)) from error
 
 
+def _intend(connection: sqlite3.Connection, intent: Intent) -> bool:
+    """Record one intent, where its run still waits and is wanted."""
+    run = intent.run
+    spec = None if run.members else COMPACT(intent.specs[0])
+    waits = "WHERE run = ? AND status = ? AND run NOT IN (SELECT run FROM cancels)"
+    given = connection.execute(
+        f"UPDATE runs SET status = ?, host = ?, devices = ?, spec = ?, collected = 0 {waits}",  # noqa: S608
+        (run.status, run.host, COMPACT(run.devices), spec, run.run, states.QUEUED),
+    ).rowcount
+    if given and run.members:
+        project, turn = connection.execute("SELECT project, turn FROM runs WHERE run = ?", (run.run,)).fetchone()
+        connection.executemany(
+            INSERT,
+            (
+                (project, turn, run.run, COMPACT(spec), *_row(member))
+                for member, spec in zip(run.members, intent.specs, strict=True)
+            ),
+        )
+    return bool(given)
+
+
 def _row(run: KnownRun) -> tuple[object, ...]:
+    failure = run.first_failure
     return (
-        run.run, run.job, run.key, run.attempt, run.host or None, run.status, COMPACT(run.devices),
+        run.run, run.job, run.key, run.attempt, run.node, run.nodes, run.host or None, run.status, COMPACT(run.devices),
         run.code, run.signal, run.reason, run.started_at, run.ended_at,
+        COMPACT([asdict(rank) for rank in run.ranks]), None if failure is None else COMPACT(asdict(failure)),
     )  # fmt: skip
 
 
+def _gathered(rows: Iterable[Sequence[Any]]) -> list[KnownRun]:
+    """Return the runs of rows whose last column is their gang, in their order, each gang with its nodes' runs."""
+    members: dict[str, list[KnownRun]] = {}
+    found: list[KnownRun] = []
+    for *row, gang in rows:
+        (found if gang is None else members.setdefault(gang, [])).append(_run(row))
+    return [replace(run, members=tuple(members[run.run])) if run.run in members else run for run in found]
+
+
 def _run(row: Sequence[Any]) -> KnownRun:
-    run, job, key, attempt, host, status, devices, code, signal, reason, started_at, ended_at = row
+    values = dict(zip(IDENTITY + STANDING, row, strict=True))
+    failure = values.pop("first_failure")
     return KnownRun(
-        run=run, job=job, key=key, attempt=attempt, host=host or "", status=status, devices=tuple(json.loads(devices)),
-        code=code, signal=signal, reason=reason, started_at=started_at, ended_at=ended_at,
+        **values | {
+            "host": values["host"] or "",
+            "devices": tuple(json.loads(values["devices"])),
+            "ranks": tuple(RankEnd(**rank) for rank in json.loads(values["ranks"])),
+            "first_failure": FirstFailure(**json.loads(failure)) if failure else None,
+        }
     )  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpulayer.errors import GpulayerError, HostError, Stage, UsageError
 from gpulayer.fleet.session import AgentError, Fleet, Session
 from gpulayer.gpu.facts import BadReportError, HostFacts, facts_from_report
+from gpulayer.placement.gangs import known_now
 from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.remote import states
 from gpulayer.run.replies import Reader, RunState, run_state
@@ -194,7 +195,7 @@ def new_here(views: Iterable[HostView], history: Iterable[KnownRun]) -> list[Kno
     this one before its history was lost.
     """
     here = {run.run: run for run in history}
-    there = [replace(run, host=view.host.name) for view in views for run in view.runs]
+    there = known_now(views, here.values())
     newest = {run.job: run.run for run in sorted((*here.values(), *there), key=_begun)}
     return [
         run for run in sorted(there, key=_begun)

@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpulayer.errors import ExitCode, UsageError
+from gpulayer.placement.gangs import known_now, together
 from gpulayer.placement.packing import Place
-from gpulayer.placement.plan import Action, HostView, KnownRun, Plan, PlannedJob, ShapeVerdict
+from gpulayer.placement.plan import Action, HostView, KnownRun, Plan, PlannedJob, RankEnd, ShapeVerdict
+from gpulayer.placement.queue import Start
 from gpulayer.remote import states
-from gpulayer.spec.identity import run_id
-from gpulayer.spec.jobs import Cause, JobSet, JobSpec
+from gpulayer.spec.identity import node_run, run_id
+from gpulayer.spec.jobs import Cause, DistributedJob, JobSet, JobSpec
 from gpulayer.spec.support import Accelerator
 
 
@@ -53,6 +55,7 @@ EXIT_CODES = {
     Outcome.QUEUED: ExitCode.OK,
     Outcome.NOT_STARTED: ExitCode.OK,
 }
+PORTS = 2  # attempts that a gang gets besides because its port was taken: three in all
 PRECEDENCE = (ExitCode.UNREACHABLE, ExitCode.REFUSED, ExitCode.JOB_FAILED)
 
 
@@ -70,6 +73,7 @@ class Work:
     place: Place | None = None
     outcome: Outcome | None = None
     busy: int = 0
+    ports: int = 0
 
     @property
     def declared(self) -> JobSpec:
@@ -83,23 +87,52 @@ class Work:
         """Tell whether a run that ended like this one is followed by another attempt.
 
         A cancelled run was not meant to go on. A lost one may have done its work: it is tried again only where the
-        job's `retries` name that cause.
+        job's `retries` name that cause. A gang whose port somebody else took before its program began gets another one
+        whatever they say.
         """
-        cause = cause_of(self.run)
-        return self.job is not None and cause in self.job.retry.on and self.run.attempt < self.last_attempt
+        if self.job is None:
+            return False
+        if port_taken(self.run) and self.ports < PORTS:
+            return True
+        return cause_of(self.run) in self.job.retry.on and self.run.attempt < self.last_attempt
 
     def next_attempt(self) -> None:
         """Turn to the next attempt of the same job: another run, with another id."""
-        attempt = self.run.attempt + 1
-        self.run = queued(self.run.job, self.run.key, attempt)
+        if port_taken(self.run) and self.ports < PORTS:
+            self.ports += 1
+            self.last_attempt += 1
+        self.run = queued(self.run.job, self.run.key, self.run.attempt + 1, self.run.nodes)
         self.step, self.place, self.outcome = Step.QUEUE, None, None
 
 
-def queued(job: str, key: str, attempt: int) -> KnownRun:
-    """Return a run that waits; no host has it."""
+def port_taken(run: KnownRun) -> bool:
+    """Tell whether a gang did not start because its port was taken (docs/protocol.md has the word)."""
+    return run.nodes is not None and run.status == states.FAILED_TO_START and (run.reason or "").startswith("port")
+
+
+def queued(job: str, key: str, attempt: int, nodes: int | None = None) -> KnownRun:
+    """Return a run that waits; no host has it. `nodes` are those of a gang."""
     return KnownRun(
-        run=run_id(job, key, attempt), job=job, key=key, attempt=attempt, host="", status=states.QUEUED
+        run=run_id(job, key, attempt), job=job, key=key, attempt=attempt, host="", status=states.QUEUED, nodes=nodes
     )  # fmt: skip
+
+
+def launching(run: KnownRun, start: Start) -> KnownRun:
+    """Return a run that is about to be launched where it starts, a gang with its nodes' runs."""
+    job = start.job
+    if not isinstance(job, DistributedJob):
+        (place,) = start.placements
+        return replace(run, host=place.host, devices=place.devices, status=states.LAUNCHING)
+    ranks = job.processes
+    (gang,) = together(
+        replace(
+            run, run=node_run(run.run, node), node=node, nodes=len(start.placements), host=place.host,
+            devices=place.devices, status=states.LAUNCHING,
+            ranks=tuple(RankEnd(rank=node * ranks + rank, status=states.LAUNCHING) for rank in range(ranks)),
+        )
+        for node, place in enumerate(start.placements)
+    )  # fmt: skip
+    return gang
 
 
 def outcome_of(run: KnownRun) -> Outcome:
@@ -166,7 +199,8 @@ def works_of(
     What hosts know comes before what was planned: a run that is there is followed or is the result, never started
     again. With `resume` only what an earlier command left in the queue is started.
     """
-    there = _newest(run for view in views.values() for run in view.runs)
+    history = list(history)
+    there = _newest(known_now(views.values(), history))
     here = _newest(history)
     works = []
     for order, planned in enumerate(sorted(plan.jobs, key=lambda planned: planned.position or 0)):
@@ -228,11 +262,12 @@ def _seen(
         work.outcome = planned_outcome(plan, planned)
         if before is not None and before.status in states.FINAL:
             work.run, work.outcome = before, _verdict(before)
-    elif before is not None and before.host and (before.host not in views or before.started_at):
-        _unsettled(work, before, why_unknown(before.host, views, (host.name for host in plan.hosts)))
+    elif before is not None and before.host and (silent(before, views) or before.started_at):
+        host = silent(before, views) or before.host
+        _unsettled(work, before, why_unknown(host, views, (host.name for host in plan.hosts)))
     elif planned.action is Action.FOLLOW and planned.attempt is not None:
         host = planned.placements[0].host if planned.placements else ""
-        lost = replace(queued(planned.job, planned.key, planned.attempt), host=host)
+        lost = replace(queued(planned.job, planned.key, planned.attempt, planned.nodes), host=host)
         _unsettled(work, lost, why_unknown(host, views, (host.name for host in plan.hosts)))
     else:
         return False
@@ -241,7 +276,7 @@ def _seen(
 
 def _begin(work: Work, planned: PlannedJob, attempt: int, before: KnownRun | None, *, resume: bool) -> None:
     """Let a job start as planned, or wait where an earlier command left it waiting."""
-    work.run = queued(planned.job, planned.key, attempt)
+    work.run = queued(planned.job, planned.key, attempt, planned.nodes)
     if before is not None and before.status == states.QUEUED:
         work.run, work.step = before, Step.QUEUE
     elif resume:
@@ -253,6 +288,11 @@ def _begin(work: Work, planned: PlannedJob, attempt: int, before: KnownRun | Non
         work.step, work.place = Step.START, (Accelerator(planned.accelerator), planned.placements)
     else:
         work.step = Step.QUEUE
+
+
+def silent(run: KnownRun, answering: Collection[str]) -> str | None:
+    """Return a host of a run's that does not answer, None where all do."""
+    return next((part.host for part in run.parts if part.host not in answering), None)
 
 
 def why_unknown(host: str, answering: Collection[str], inventory: Iterable[str]) -> str:

@@ -169,6 +169,16 @@ class DistributedJob(IndependentJob):
 
     distributed: Distributed = field(default_factory=Distributed)
 
+    @property
+    def processes(self) -> int:
+        """How many ranks a node has: as the job says, else one a GPU, else one."""
+        return self.distributed.processes_per_node or self.resources.gpus or 1
+
+    def backend_on(self, accelerator: Accelerator) -> Backend:
+        """Return the collective backend under an accelerator: as the job says, else gloo on cpu and nccl on a GPU."""
+        given = self.distributed.backend
+        return Backend(given) if given else Backend.GLOO if accelerator is Accelerator.CPU else Backend.NCCL
+
 
 JobSpec = IndependentJob | DistributedJob
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from gpulayer.placement.plan import HostView, KnownRun, Placement
+from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.run.channel import Channel
 from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.launch import Launcher, spec_of
@@ -80,10 +80,10 @@ class Launches:
             project=self.project.name,
             view=self.view,
             accelerator=Accelerator.CPU,
-            placement=Placement(host="a", devices=()),
+            peers=["a"],
             tree=None,
             python=None,
         )
-        answer = await self.launcher.launch(run, spec)
+        answer = await self.launcher.launch(run, [spec])
         assert isinstance(answer, tuple)
         return answer[1].run

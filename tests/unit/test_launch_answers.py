@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpulayer.fleet.session import AgentError, Reply, Session
+from gpulayer.fleet.session import AgentError, Reply, Session, Stream
 from gpulayer.placement.plan import KnownRun
 from gpulayer.run import launch
 from gpulayer.run.channel import Channel
@@ -29,12 +29,15 @@ class Host:
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = list(answers)
 
-    async def request(self, op: str, _payload: bytes, **_fields: Any) -> Reply:
+    async def stream(self, op: str, _payload: bytes, **_fields: Any) -> Stream:
         assert op == "launch"
         answer = self.answers.pop(0)
+        stream = Stream(cast("Session", self), 1)
         if "code" in answer:
-            raise AgentError(self.name, {"error": answer})
-        return Reply({"new": True, "state": answer}, b"")
+            stream.fail(AgentError(self.name, {"error": answer}))
+        else:
+            stream.take(Reply({"ok": True, "new": True, "state": answer}, b""))
+        return stream
 
 
 class Line:
@@ -43,28 +46,31 @@ class Line:
     def __init__(self, host: Host, patience: float) -> None:
         self.host, self.patience = host, patience
 
-    async def insist(self, host: str, step: Callable[[Session], Awaitable[Any]]) -> Any:
-        assert host == self.host.name
-        return await step(cast("Session", self.host))
+    async def insist_together(self, hosts: list[str], step: Callable[[list[Session]], Awaitable[Any]]) -> Any:
+        assert hosts == [self.host.name]
+        return await step([cast("Session", self.host)])
 
 
 async def answer_to(host: Host, folder: Path, *, patience: float = 60, unwanted: bool = False) -> Any:
     with Store.open(folder) as store:
         store.take("p", [KnownRun(run=RUN.run, job="a", key=RUN.key, attempt=1, host="", status="queued")])
-        store.intend([Intent(run=RUN.run, host="alpha", devices=(), spec=SPEC)])
+        store.intend([Intent(run=RUN, specs=(SPEC,))])
         if unwanted:
             store.keep_cancel(RUN.run, grace=None, by="me")
         reporter = Reporter(store=store, channel=Channel())
         links = cast("Links", Line(host, patience))
-        return await Launcher(links=links, reporter=reporter, trees={}, environment={}).launch(RUN, SPEC)
+        return await Launcher(links=links, reporter=reporter, trees={}, environment={}).launch(RUN, [SPEC])
 
 
 @pytest.mark.parametrize(
     ("error", "means"),
     [
-        ({"code": "busy", "message": "m", "holder": "b-1-a1"}, Busy(reason="alpha is busy: b-1-a1")),
-        ({"code": "busy", "message": "m", "holder": 7}, Busy(reason="alpha is busy")),
-        ({"code": "memory", "message": "too little", "found": 5}, Busy(reason="alpha: too little", free_memory=5)),
+        ({"code": "busy", "message": "m", "holder": "b-1-a1"}, Busy(host="alpha", reason="alpha is busy: b-1-a1")),
+        ({"code": "busy", "message": "m", "holder": 7}, Busy(host="alpha", reason="alpha is busy")),
+        (
+            {"code": "memory", "message": "too little", "found": 5},
+            Busy(host="alpha", reason="alpha: too little", free_memory=5),
+        ),
         ({"code": "memory", "message": "too little"}, Rejected(reason="alpha: too little")),
         ({"code": "disk", "message": "too little", "found": 5}, Rejected(reason="alpha: too little")),
         ({"code": "conflict", "message": "another"}, Rejected(reason="alpha: another")),

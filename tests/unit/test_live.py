@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulayer.cli.live import ended
+from gpulayer.cli.endings import ended
 
 
 @pytest.mark.parametrize(

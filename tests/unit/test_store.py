@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def queued(job: str, attempt: int = 1) -> KnownRun:
 
 
 def intent(run: KnownRun, host: str = "alpha") -> Intent:
-    return Intent(run=run.run, host=host, devices=("GPU-1",), spec={"run": run.run, "command": ["true"]})
+    there = replace(run, host=host, devices=("GPU-1",), status="launching")
+    return Intent(run=there, specs=({"run": run.run, "command": ["true"]},))
 
 
 def becomes(run: KnownRun, status: str, code: int | None = None) -> KnownRun:
@@ -172,7 +174,7 @@ def test_a_damaged_database_is_named_and_left_alone(tmp_path: Path, damage: str)
         other.close()
     elif damage == "newer":
         other = sqlite3.connect(path)
-        other.execute("PRAGMA user_version = 3")
+        other.execute("PRAGMA user_version = 4")
         other.close()
     elif damage == "link":
         path.rename(tmp_path / "elsewhere.db")
