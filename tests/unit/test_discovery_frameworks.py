@@ -217,6 +217,18 @@ def test_executorch_that_is_not_there(python: Path) -> None:
     assert codes(report) == ["executorch_not_installed"]
 
 
+def test_no_framework_is_taken_from_the_current_folder(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "mlx", "executorch"):
+        write_missing(python.parent / "site", name)
+        (tmp_path / "here" / name).mkdir(parents=True)
+        (tmp_path / "here" / name / "__init__.py").write_text("__version__ = 'shadow'")
+    monkeypatch.chdir(tmp_path / "here")
+    report = mac(python, "torch", "mlx", "executorch")
+    assert {entry["status"] for entry in report["frameworks"]} == {"not_installed"}
+
+
 @pytest.mark.parametrize("name", ["mlx", "executorch"])
 @pytest.mark.parametrize(
     ("source", "status"),

@@ -151,6 +151,21 @@ def test_a_macs_gpu_has_unified_memory_equal_to_the_hosts() -> None:
     assert (host["cpu_performance"], host["cpu_efficiency"], host["on_ac_power"]) == (8, 4, True)
 
 
+@pytest.mark.parametrize(
+    ("level", "word"), [("1", "normal"), ("2", "warn"), ("4", "critical"), ("0", None), (None, None)]
+)
+def test_memory_pressure_is_a_word_of_the_kernels_level(level: str | None, word: str | None) -> None:
+    report = mac(sysctl={"kern.memorystatus_vm_pressure_level": level})
+    assert report["host"]["memory_pressure"] == word
+
+
+def test_power_is_what_pmset_says() -> None:
+    commands = {key: value for key, value in mac_recording()["commands"].items() if "pmset" not in key}
+    battery = {**commands, "/usr/bin/pmset -g batt": "Now drawing from 'Battery Power'\n"}
+    assert mac(commands=battery)["host"]["on_ac_power"] is False
+    assert mac(commands=commands)["host"]["on_ac_power"] is None
+
+
 def test_rosetta_does_not_hide_the_apple_gpu() -> None:
     own = {**mac_recording()["self"], "machine": "x86_64"}
     report = mac(sysctl={"sysctl.proc_translated": "1"}, self=own)
