@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,14 @@ SCHEMAS = {path.name.removesuffix(".schema.json"): path for path in (ROOT / "sch
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Return what a command prints; its whole output is the message where it fails."""
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    """Return what a command prints; its whole output is the message where it fails.
+
+    Nothing is found through PYTHONPATH: it would come before what is installed.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
 

@@ -34,10 +34,13 @@ MEMINFO = "MemTotal: 67108864 kB\nMemAvailable: 33554432 kB"
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An interpreter that finds what is put into `site` beside it before its own site-packages."""
+    """An interpreter that finds what is put into `site` beside it before its own site-packages.
+
+    It compiles nothing there (-B): the time of that folder is a fact on which kept answers stand.
+    """
     site = tmp_path / "site"
     site.mkdir()
-    return write_program(tmp_path / "python", f'#!/bin/sh\nPYTHONPATH="{site}" exec {sys.executable} "$@"\n')
+    return write_program(tmp_path / "python", f'#!/bin/sh\nPYTHONPATH="{site}" exec {sys.executable} -B "$@"\n')
 
 
 def say(python: Path, name: str, said: Mapping[str, Any]) -> None:
