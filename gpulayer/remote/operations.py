@@ -1,6 +1,7 @@
 """What an agent can be asked: one function an operation of the protocol (docs/protocol.md).
 
-What only some operations need is imported by them: a host's sources are compiled anew for every connection.
+What only some operations need is imported by them: a host's sources are compiled anew for every connection. It is
+imported before a child is forked, so that the next child finds it compiled.
 """
 
 from __future__ import annotations
@@ -190,10 +191,9 @@ def probe(host: Host, request: Request) -> Task:
     """Observe this host in a child, so that the connection stays alive meanwhile."""
     python, frameworks = request.text_or_none("python"), request.texts("frameworks")
     fresh, deep = request.flag("fresh"), request.flag("deep")
+    from gpulayer.gpu import discovery
 
     def observe() -> tuple[dict[str, Any], bytes]:
-        from gpulayer.gpu import discovery
-
         report = discovery.probe(python, frameworks, fresh=fresh, deep=deep, state_root=host.folder)
         return {}, json.dumps(report).encode("ascii")
 
@@ -236,6 +236,8 @@ def survey(host: Host, request: Request) -> Task:
     In a child: a GPU's driver is asked, which may hang.
     """
     project, after = request.text("project"), request.text_or_none("after") or ""
+    from gpulayer.remote import occupants  # noqa: F401  # the child's own import finds it here
+
     return _in_child(host, request, lambda: (_survey(host, project, after), b""))
 
 

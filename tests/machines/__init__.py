@@ -124,7 +124,7 @@ def write_nvidia_smi(
     tool.parent.mkdir(parents=True, exist_ok=True)
     (tool.parent / "query.csv").write_text(query or (recorded / "h200x2.query.csv").read_text())
     (tool.parent / "list.txt").write_text(listing or (recorded / "h200x2.nvidia-smi-L.txt").read_text())
-    write_program(tool, f"#!{sys.executable} -I\n{(HERE / 'nvidia_smi.py').read_text()}")
+    write_program(tool, f"#!{sys.executable} -IS\n{(HERE / 'nvidia_smi.py').read_text()}")
 
 
 def write_program(path: Path, content: str) -> Path:

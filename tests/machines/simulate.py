@@ -10,7 +10,6 @@ import builtins
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import __main__
@@ -139,8 +138,9 @@ def open_instead(paths: dict[str, str]) -> None:
 
 def run(folder: str) -> None:
     """Be the machine whose recording lies in `folder`, then run the program that `-c` was given."""
-    recording = json.loads((Path(folder) / "recording.json").read_text(encoding="utf-8"))
-    sys.executable = str(Path(folder) / "bin" / "python3")
+    with open(os.path.join(folder, "recording.json"), encoding="utf-8") as file:
+        recording = json.load(file)
+    sys.executable = os.path.join(folder, "bin", "python3")
     replace_at_import(recording)
     open_instead(recording.get("opened", {}))
     own = recording.get("self", {})
