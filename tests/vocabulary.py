@@ -70,6 +70,8 @@ SOURCES: dict[tuple[str, str], tuple[Any, ...]] = {
 SPELLED = {
     ("event", "properties/left/properties/tree"),
     ("event", "properties/left/properties/devices/additionalProperties"),
+    ("status", "properties/runs/items/properties/left/properties/tree"),
+    ("status", "properties/runs/items/properties/left/properties/devices/additionalProperties"),
     ("event", "allOf/syncing/if/properties/event"),
     ("inventory", "$defs/host/properties/jobs_per_device"),
     ("plan", "$defs/host/properties/doubts/items/properties/health"),

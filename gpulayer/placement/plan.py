@@ -115,6 +115,9 @@ class KnownRun:
     `nodes` is how many hosts a gang has: it is None for the run of an independent job. A node's run has its number in
     `node`, from 0, and its `ranks`. A gang as a whole has no `node`; its `members` are its nodes' runs, in node order,
     and `placement/gangs.py` says how their words become one. Its host and devices are those of its first node.
+
+    `foreign_process` and `left` are what its host told besides, in the form of docs/protocol.md, "State of a run"; None
+    where that is not known here.
     """
 
     run: str
@@ -134,6 +137,8 @@ class KnownRun:
     first_failure: FirstFailure | None = None
     ranks: tuple[RankEnd, ...] = ()
     members: tuple[KnownRun, ...] = ()
+    foreign_process: Sequence[Mapping[str, object]] | None = field(default=None, compare=False)
+    left: Mapping[str, object] | None = field(default=None, compare=False)
 
     @property
     def parts(self) -> tuple[KnownRun, ...]:

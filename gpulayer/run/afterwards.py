@@ -43,6 +43,7 @@ def _standing(run: KnownRun) -> dict[str, Any]:
         "run": run.run, "host": run.host or None, "devices": list(run.devices),
         "status": run.status, "code": run.code, "signal": run.signal, "reason": run.reason,
         "started_at": run.started_at, "ended_at": run.ended_at,
+        "foreign_process": run.foreign_process, "left": run.left,
     }  # fmt: skip
 
 
@@ -77,7 +78,19 @@ async def status(store: Store, fleet: Fleet, project: str | None = None) -> list
         await learn(store, fleet, project)
     runs = store.runs(project)
     asked = await ask(fleet, store, [run for run in runs if run.host and run.status not in states.FINAL])
-    return [asked.get(run.run, run) if run.status not in states.FINAL else run for run in runs]
+    told = store.told()
+    return [asked.get(run.run) or _with_what_was(told, run) for run in runs]
+
+
+def _with_what_was(told: Mapping[str, Mapping[str, Any]], run: KnownRun) -> KnownRun:
+    """Return a run of the history, and a gang's nodes, with what their hosts told beside their ends."""
+    beside = told.get(run.run, {})
+    return replace(
+        run,
+        foreign_process=beside.get("foreign_process"),
+        left=beside.get("left"),
+        members=tuple(_with_what_was(told, part) for part in run.members),
+    )
 
 
 async def ask(fleet: Fleet, store: Store, runs: Sequence[KnownRun]) -> dict[str, KnownRun]:

@@ -67,8 +67,8 @@ class RunState:
             return {"accelerator": self.accelerator}
         return {
             "accelerator": self.accelerator,
-            "foreign_process": None if self.foreign is None else listed(self.foreign),
-            "left": None if self.left is None else {**asdict(self.left), "processes": listed(self.left.processes)},
+            "foreign_process": self.run.foreign_process,
+            "left": self.run.left,
         }
 
 
@@ -161,6 +161,8 @@ def run_state(host: str, state: object) -> RunState:
         if not reader.text("run").endswith(node_run("", node)):
             raise reader.bad("run")
     ranks = [_rank(host, entry) for entry in reader.items("ranks")] if node is not None else []
+    foreign = None if reader.get("foreign_process") is None else _processes(host, reader, "foreign_process")
+    left = None if reader.get("left") is None else _left(host, reader.get("left"))
     failure = reader.get("first_failure")
     return RunState(
         run=KnownRun(
@@ -180,12 +182,14 @@ def run_state(host: str, state: object) -> RunState:
             nodes=nodes,
             ranks=tuple(end for end, _ in ranks),
             first_failure=None if failure is None else _first_failure(host, failure),
+            foreign_process=None if foreign is None else listed(foreign),
+            left=None if left is None else {**asdict(left), "processes": listed(left.processes)},
         ),
         accelerator=reader.optional_text("accelerator"),
         log_size=reader.optional_number("log_size"),
         outputs=reader.words("outputs"),
-        foreign=None if reader.get("foreign_process") is None else _processes(host, reader, "foreign_process"),
-        left=None if reader.get("left") is None else _left(host, reader.get("left")),
+        foreign=foreign,
+        left=left,
         rank_logs={end.rank: size for end, size in ranks},
     )
 

@@ -276,6 +276,14 @@ class Store:
         details = [json.loads(detail) for (detail,) in rows]
         return sorted({(detail["offset"], detail["bytes"]) for detail in details if detail.get("rank") == rank})
 
+    def told(self) -> dict[str, dict[str, Any]]:
+        """Return what hosts told with the ends of their runs, by run id; of an end that is told twice, the first."""
+        with _reported(self._path):
+            rows = self._connection.execute(
+                f"SELECT run, detail FROM events WHERE event IN ({FINAL}) ORDER BY seq DESC"  # noqa: S608
+            ).fetchall()
+        return {run: told for run, detail in rows if "left" in (told := json.loads(detail))}
+
     def changed(self) -> bool:
         """Tell whether another process has written since the last call; cheap."""
         before, self._version = self._version, self._data_version()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from gpulayer.run import api
+from gpulayer.run.afterwards import status_document
 from gpulayer.run.events import Event
 from tests.faults.hosts import PoweredHost, is_stopped, until
 from tests.faults.oracle import Journal, journaled
-from tests.faults.scene import Scene, applied
+from tests.faults.scene import ONE_GPU, Scene, applied
 from tests.run.project import Project, output, summary, words
 
 STAYS = "echo begun; until test -e %s/gate; do sleep 0.02; done"
@@ -81,11 +85,15 @@ async def test_a_killed_leader_takes_its_children_along(scene: Scene) -> None:
     project = scene.project()
     project.write({"a": {"command": journaled("sleep 1000 & sleep 1000", device=True)}}, accelerator="cuda")
     runs = await detached(scene, project)
+    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    assert (run.status, run.foreign_process, run.left) == ("running", [], None)
     host.kill(scene.record("a", runs["a"])["leader"])
     events = await project.attach(None)
     assert summary(events) == (1, {"failed": 1})
     (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
     assert (run.status, run.signal) == ("signaled", 9)
+    assert (run.foreign_process, run.left) == ([], {"tree": "empty", "devices": {ONE_GPU: "free"}, "processes": []})
+    jsonschema.validate(status_document([run]), json.loads(Path("schemas/status.schema.json").read_text()))
     scene.check()
 
 

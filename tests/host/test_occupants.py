@@ -15,7 +15,7 @@ import pytest
 
 from tests.host.agent_client import AgentClient, AgentError, new_spec
 from tests.host.test_crashes import wait_until
-from tests.machines import H200_IDS, write_nvidia_smi
+from tests.machines import H200_IDS, write_nvidia_smi, write_program
 
 FIRST, SECOND = H200_IDS
 
@@ -86,12 +86,22 @@ def test_a_leased_device_is_held_by_its_run_and_its_own_processes_are_no_strange
     assert state["left"] == {"tree": "empty", "devices": {FIRST: "free"}, "processes": []}
 
 
+def counting(apps: Path) -> Path:
+    """Let the stand-in driver note each time that it is asked for processes, a line each."""
+    tool, asked = apps.with_name("nvidia-smi"), apps.with_name("asked")
+    real = tool.rename(tool.with_name("nvidia-smi.real"))
+    write_program(tool, f'#!/bin/sh\ncase "$*" in *apps*) echo >> {asked};; esac\nexec {real} "$@"\n')
+    return asked
+
+
 def test_a_member_of_the_run_is_no_stranger_even_where_it_has_cleared_its_environment(
     cuda: AgentClient, apps: Path
 ) -> None:  # fmt: skip
-    """What the supervisor sees as its own it needs no name to know."""
-    listed = f'echo "{FIRST}, $!, 100" >> {apps}'
-    spec = gpu_job(f"env -i setsid sleep 1000 & {listed}; echo begun; sleep 1.5; kill $!; : > {apps}", FIRST)
+    """What the supervisor sees as its own needs no name. When it looks again it has judged what it saw first."""
+    asked = counting(apps)
+    member = f'env -i setsid sleep 1000 & echo "{FIRST}, $!, 100" >> {apps}'
+    looks = f"before=$(wc -l < {asked}); until test $(wc -l < {asked}) -ge $((before + 2)); do sleep 0.05; done"
+    spec = gpu_job(f"{member}; {looks}; kill $!; : > {apps}", FIRST)
     cuda.launch(spec)
     assert cuda.follow(spec["run"])[0]["foreign_process"] == []
 

@@ -48,6 +48,13 @@ def test_words_of_status_are_equal() -> None:
     assert set(words) == set(states.MOVES)
 
 
+def test_what_is_left_has_one_form_in_events_and_status() -> None:
+    event, status = schema("event"), schema("status")
+    for name in ("foreign_process", "left"):
+        assert status["properties"]["runs"]["items"]["properties"][name] == event["properties"][name]
+    assert status["$defs"] == event["$defs"]
+
+
 def test_words_of_the_summary_are_equal() -> None:
     summary = summary_of(schema("event"))
     assert set(summary["counts"]["propertyNames"]["enum"]) == {outcome.value for outcome in Outcome}
