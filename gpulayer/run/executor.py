@@ -23,8 +23,9 @@ from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import LAUNCHED, SUMMARY, Event, now
 from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.launch import Busy, Launcher, Rejected, Unwanted, spec_of
+from gpulayer.run.replies import RunState
 from gpulayer.run.store import Intent, Store
-from gpulayer.run.survey import occupancy
+from gpulayer.run.survey import occupancy, told_of
 from gpulayer.run.work import Outcome, Step, Work, exit_code, launching, outcome_of
 
 TICK: Final = 1.0  # seconds between looks at what other processes dropped from the queue
@@ -61,11 +62,13 @@ class Executor:
     _polling: set[str] = field(default_factory=set)
     _gone: set[str] = field(default_factory=set)
     _allowed: dict[str, frozenset[str]] = field(default_factory=dict)
+    _company: bool = False  # whether anything told that others start jobs on these hosts
 
     def __post_init__(self) -> None:
         """Begin with what is free on the hosts that answered."""
         self.packing = Packing(list(self.views.values()))
         self.queue = Queue(self.packing)
+        self._company = any(map(self._has_jobs, self.views))
 
     async def run(self) -> None:
         """Carry all works out and report a summary; an error of this machine (a full disk) ends it, not the jobs."""
@@ -179,7 +182,7 @@ class Executor:
     async def _carry(self, work: Work, specs: Sequence[Mapping[str, Any]]) -> None:
         """Take one run from its intent to its end."""
         try:
-            answer = await self.launcher.launch(work.run, specs)
+            answer = await self._found_elsewhere(work) or await self.launcher.launch(work.run, specs)
         except (HostError, AgentError) as error:
             self._given_up(work, error)
             return
@@ -196,6 +199,7 @@ class Executor:
             await self._settle(work)
             return
         new, state = answer
+        self._company |= not new
         work.run = state.run
         self.reporter.say(
             Event(
@@ -209,6 +213,22 @@ class Executor:
             work.outcome = outcome_of(work.run)
         else:
             await self._follow(work)
+
+    async def _found_elsewhere(self, work: Work) -> tuple[bool, RunState] | None:
+        """Return an independent run that came out of the queue and that another controller has started elsewhere since.
+
+        A host starts a run id once, and knows nothing of other hosts. They are asked where anything tells that somebody
+        else is at work; of two who ask at the same moment each may be told that nobody has it.
+        """
+        if not self._company or not (work.waited or work.busy) or work.run.members:
+            return None
+        others = sorted(self._fits(work.shape) - self._gone - {work.run.host})
+        answers = await asyncio.gather(*(told_of(self.links.fleet, host, work.run.run) for host in others))
+        found = next((state for state in answers if state is not None), None)
+        if found is None:
+            return None
+        self._free(work)
+        return False, found
 
     async def _follow(self, work: Work) -> None:
         try:
@@ -288,6 +308,7 @@ class Executor:
 
     async def _put_back(self, work: Work, answer: Busy) -> None:
         """Wait a little where there is no room after all, learn who holds what there, and queue the job again."""
+        self._company = True
         work.run = replace(work.run, host="", devices=(), status=states.QUEUED, members=())
         self.reporter.status(work.run, reason=answer.reason)
         # Two gangs that were in each other's way must not meet again.

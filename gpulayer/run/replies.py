@@ -37,9 +37,9 @@ class BadReplyError(HostError):
 class RunState:
     """A run as its host tells it; `log_size` is bytes so far, None where the host does not know.
 
-    `foreign` are the processes of others that were seen on its devices, None where that cannot be told; `left` is what
-    was left of it at its end, None before. Both as docs/protocol.md says. `rank_logs` are the sizes of the logs of a
-    node's ranks, by rank; a gang as a whole has its nodes' states as `members`.
+    `foreign` are the processes of others that were seen on its devices, None where that cannot be told, as
+    docs/protocol.md says. `rank_logs` are the sizes of the logs of a node's ranks, by rank; a gang as a whole has its
+    nodes' states as `members`.
     """
 
     run: KnownRun
@@ -47,7 +47,6 @@ class RunState:
     log_size: int | None
     outputs: tuple[str, ...]
     foreign: tuple[Process, ...] | None = None
-    left: Left | None = None
     rank_logs: Mapping[int, int] = field(default_factory=dict)
     members: tuple[RunState, ...] = ()
 
@@ -83,15 +82,6 @@ class Process:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """What a run has left behind: `tree` is empty, best_effort or alive, each device free, held or unknown."""
-
-    tree: str
-    devices: Mapping[str, str]
-    processes: tuple[Process, ...]
-
-
 def listed(processes: Iterable[Process]) -> list[dict[str, object]]:
     """Return processes as JSON has them."""
     return [asdict(process) for process in processes]
@@ -112,11 +102,10 @@ def _processes(host: str, reader: Reader, key: str) -> tuple[Process, ...]:
     return tuple(_process(host, entry) for entry in reader.items(key))
 
 
-def _left(host: str, value: object) -> Left:
+def _left(host: str, value: object) -> dict[str, object]:
     reader = Reader(host, value)
-    return Left(
-        tree=reader.text("tree"), devices=reader.table("devices"), processes=_processes(host, reader, "processes")
-    )
+    processes = listed(_processes(host, reader, "processes"))
+    return {"tree": reader.text("tree"), "devices": reader.table("devices"), "processes": processes}
 
 
 def gang_state(states: Sequence[RunState]) -> RunState:
@@ -162,7 +151,6 @@ def run_state(host: str, state: object) -> RunState:
             raise reader.bad("run")
     ranks = [_rank(host, entry) for entry in reader.items("ranks")] if node is not None else []
     foreign = None if reader.get("foreign_process") is None else _processes(host, reader, "foreign_process")
-    left = None if reader.get("left") is None else _left(host, reader.get("left"))
     failure = reader.get("first_failure")
     return RunState(
         run=KnownRun(
@@ -183,13 +171,12 @@ def run_state(host: str, state: object) -> RunState:
             ranks=tuple(end for end, _ in ranks),
             first_failure=None if failure is None else _first_failure(host, failure),
             foreign_process=None if foreign is None else listed(foreign),
-            left=None if left is None else {**asdict(left), "processes": listed(left.processes)},
+            left=None if reader.get("left") is None else _left(host, reader.get("left")),
         ),
         accelerator=reader.optional_text("accelerator"),
         log_size=reader.optional_number("log_size"),
         outputs=reader.words("outputs"),
         foreign=foreign,
-        left=left,
         rank_logs={end.rank: size for end, size in ranks},
     )
 

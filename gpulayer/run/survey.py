@@ -21,6 +21,7 @@ FLEET_SCHEMA: Final = "gpulayer.fleet/1"
 # Seconds; the probe's own deadlines are 10 s shorter. Torch's first import on a cold disk takes tens of them.
 PROBE_LIMIT: Final = 130.0
 DEEP_PROBE_LIMIT: Final = 310.0
+ASIDE_LIMIT: Final = 5.0  # seconds that one host is waited for before a launch on another
 
 LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists no runs
 
@@ -158,6 +159,17 @@ async def occupancy(session: Session, project: str) -> Occupancy:
     """Return what is taken on a host now."""
     reply = Reader(session.name, (await session.request("survey", project=project, after=LAST)).header)
     return Occupancy(holders=reply.table("holders"), slots_held=reply.number("slots_held"))
+
+
+async def told_of(fleet: Fleet, host: str, run: str) -> RunState | None:
+    """Return what a host knows of a run; None where it knows nothing, or does not answer at once."""
+    try:
+        async with asyncio.timeout(ASIDE_LIMIT):
+            session = await fleet.session(host)
+            told = Reader(host, (await session.request("status", runs=[run])).header).get("states")
+        return run_state(host, told[run]) if isinstance(told, Mapping) and told.get(run) is not None else None
+    except (HostError, AgentError, TimeoutError):
+        return None
 
 
 def _unreached(host: Host, error: HostError) -> Surveyed:

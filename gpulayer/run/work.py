@@ -83,6 +83,11 @@ class Work:
         return self.job
 
     @property
+    def waited(self) -> bool:
+        """Tell whether the queue found its place, some time after the plan was made."""
+        return self.place is None
+
+    @property
     def may_retry(self) -> bool:
         """Tell whether a run that ended like this one is followed by another attempt.
 

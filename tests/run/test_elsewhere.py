@@ -11,6 +11,7 @@ import pytest
 from gpulayer.errors import HostError, UsageError
 from gpulayer.placement.plan import Action, KnownRun
 from gpulayer.run import api
+from gpulayer.run.events import Event
 from tests.run.project import STARTED, Project, gated, output, release, summary, words
 
 
@@ -142,3 +143,40 @@ async def test_a_run_of_which_no_host_tells_is_given_up_by_a_person_alone(projec
     assert summary(retried) == (0, {"succeeded": 1, "up_to_date": 1})
     project.hosts["run-three"] = away
     assert sorted(project.starts().values()) == [1, 1, 1]
+
+
+async def test_what_another_controller_starts_while_it_waits_here_is_followed(project: Project, tmp_path: Path) -> None:
+    """Both hosts are full when this one plans. Another controller starts the job on one; then the other comes free."""
+    full = replace(project, folder=tmp_path / f"full-{project.name}", fleets=[])
+    first = replace(
+        project, folder=tmp_path / "first" / project.name, hosts={"run-one": project.hosts["run-one"]},
+        extra={"run-one": {"max_jobs": 3}}, fleets=[],
+    )  # fmt: skip
+    for folder in (full.folder, first.folder):
+        folder.mkdir(parents=True)
+    gates = {name: full.folder / name for name in ("run-one", "run-two")}
+    for gate in gates.values():
+        gate.mkdir()
+    full.write({
+        f"{name}-{nth}": {"command": gated(gate), "where": {"hosts": [name]}}
+        for name, gate in gates.items() for nth in range(2)
+    })  # fmt: skip
+    first.write({"a": {"command": gated(project.folder)}})
+    project.write({"a": {"command": gated(project.folder), "where": {"hosts": list(gates)}}})
+    await full.apply(detach=True)
+    events: list[Event] = []
+    async for event in api.apply(await project.plan(), project.jobs, project.inventory, fleet=project.fleet):
+        events.append(event)
+        if event.event == "queued":
+            assert summary(await first.apply(detach=True)) == (0, {"running": 1})
+            (gates["run-two"] / "gate").touch()
+        elif event.event == "launched":
+            release(project)
+    assert summary(events) == (0, {"succeeded": 1})
+    assert [(event.host, event.detail["new"]) for event in events if event.event == "launched"] == [("run-one", False)]
+    assert set(project.starts().values()) == {1}
+    assert project.logs_are_equal()
+    (gates["run-one"] / "gate").touch()
+    assert summary(await full.attach(None)) == (0, {"succeeded": 4})
+    for other in (full, first):
+        await other.close()

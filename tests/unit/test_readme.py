@@ -7,9 +7,20 @@ from pathlib import Path
 
 from gpulayer.errors import ExitCode
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_exit_codes_are_all_of_them() -> None:
     table = README.partition("| exit code |")[2].partition("\n\n")[0]
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == set(ExitCode)
+
+
+def test_each_promise_names_the_tests_that_hold_it() -> None:
+    section = README.partition("## What is promised\n")[2].partition("\n## ")[0].partition("Not promised:")[0]
+    promises = re.split(r"^\d\. ", section, flags=re.MULTILINE)[1:]
+    assert len(promises) == 5
+    for promise in promises:
+        named = re.findall(r"\]\((tests/[a-z_/]+\.py)\)", promise)
+        assert named
+        assert all((ROOT / path).is_file() for path in named)
