@@ -69,10 +69,10 @@ def keygen(path: Path, *options: str) -> Path:
     return path
 
 
-def known_hosts_line(port: int, public_key: Path, marker: str = "") -> str:
-    """Return the line of known_hosts for a key that is served on loopback; `marker` is `@revoked` or empty."""
+def known_hosts_line(port: int, public_key: Path, marker: str = "", address: str = ADDRESS) -> str:
+    """Return the line of known_hosts for a key that is served at an address; `marker` is `@revoked` or empty."""
     kind, blob = public_key.read_text().split()[:2]
-    return f"{marker} [{ADDRESS}]:{port} {kind} {blob}".strip() + "\n"
+    return f"{marker} [{address}]:{port} {kind} {blob}".strip() + "\n"
 
 
 def with_us() -> list[str]:
@@ -219,7 +219,7 @@ class Farm:
             _CONFIG.format(
                 extra="\n".join(extra),
                 port=port,
-                address=ADDRESS,
+                address=fields.get("address", ADDRESS),
                 host_key=host_key,
                 authorized_keys=self.root / "identity.pub",
                 environment=" ".join(f'"{key}={value}"' for key, value in variables.items()),
@@ -239,7 +239,7 @@ class Farm:
         one.start()
         self.hosts[name] = one
         with self.known_hosts.open("a") as file:
-            file.write(known_hosts_line(port, Path(f"{host_key}.pub")))
+            file.write(known_hosts_line(port, Path(f"{host_key}.pub"), address=values["address"]))
         return one
 
     def marked(self) -> Iterator[int]:
