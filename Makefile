@@ -36,7 +36,7 @@ check: setup ## ruff, mypy, the house, the workflows, what runs on hosts against
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_house.py
+	$(BIN)/python -m pytest -q tests/unit/test_house.py tests/unit/test_dangers.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.9- $(SHIPPED)
 
