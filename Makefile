@@ -7,19 +7,24 @@ SHIPPED := $(wildcard gpulayer/remote/*.py gpulayer/gpu/discovery*.py gpulayer/g
 # What was compiled once is kept, whatever the environment says: the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo check test test-slow faults fuzz clean
+.PHONY: help setup demo check test test-slow faults lock audit fuzz clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
+# What is installed is what requirements/ names, each file with its hash: one that was changed on its way is refused.
+# The frameworks have exact versions only, since each system has builds of its own of them. `make lock` writes them anew.
 # A virtual environment that no longer starts (its Python is gone) is made anew.
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml requirements/run.txt
 	@$(BIN)/python -c '' 2>/dev/null || { python=$$(.ci/python) && rm -rf $(VENV) && $$python -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/run.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/developed: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/developed: $(VENV)/installed requirements/dev.txt requirements/frameworks.txt
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements/frameworks.txt \
+		--editable '.[frameworks]'
 	@touch $@
 
 setup: $(VENV)/developed ## set up all that the checks and tests need
@@ -44,16 +49,23 @@ test: setup ## all tests
 	$(BIN)/python -m pytest -n 4
 
 test-slow: setup ## the tests that need what takes minutes to install
-	$(BIN)/python -m pip install --quiet --editable '.[slow]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[slow]'
 	$(BIN)/python -m pytest -m slow
 
 # `FAULTS='-k mix' SEEDS=1000 MINUTES=30` plays a part of it, or more of it.
 faults: setup ## the long fault suite: hundreds of seeds and rounds, real silences, half an hour of chance
 	$(BIN)/python -m pytest -m long -n 2 tests/faults $(FAULTS)
 
+lock: $(VENV)/installed ## choose the newest versions that pyproject.toml allows, and write requirements/ anew
+	.ci/lock
+
+# The audit asks the advisories about exactly what is locked.
+audit: $(VENV)/installed ## ask whether something that is locked has a known hole
+	.ci/audit
+
 # The readers of what others wrote, with all that breaks a promise kept in .fuzz/: add a test, then mend it.
 fuzz: setup ## fuzz documents for six minutes and frames for four, guided by coverage
-	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz documents -max_total_time=360
 	$(BIN)/python -m tests.fuzz frames -max_total_time=240
 
