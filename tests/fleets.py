@@ -84,6 +84,7 @@ def report(
     frameworks: tuple[dict[str, Any], ...] = (),
     notes: tuple[str, ...] = (),
     boot: str = "boot",
+    arch: str | None = "x86_64",
 ) -> dict[str, Any]:
     """A probe report; sizes in GiB."""
     host = {
@@ -93,7 +94,7 @@ def report(
         "os_version": None,
         "os_build": None,
         "kernel": None,
-        "arch": "x86_64",
+        "arch": arch,
         "process_arch": "x86_64",
         "translated": None,
         "virtualization": None,
@@ -144,7 +145,8 @@ def report(
 
 
 def a_mac(memory: float = 32, usable: float | None = 21, *capabilities: str) -> dict[str, Any]:
-    return report(device("mps", memory=memory, usable=usable), memory=memory, capabilities=capabilities)
+    gpu = device("mps", memory=memory, usable=usable)
+    return report(gpu, memory=memory, capabilities=capabilities, arch="arm64")
 
 
 def a_cuda(memory: float = 24, gpus: int = 1, *capabilities: str) -> dict[str, Any]:
@@ -202,6 +204,11 @@ def document_of(**jobs: dict[str, Any]) -> dict[str, Any]:
         "name": "tests",
         "jobs": {name.replace("_", "-"): {"command": ["true"], **job} for name, job in jobs.items()},
     }
+
+
+def gang(job: dict[str, Any], nodes: int = 2, **shape: Any) -> dict[str, Any]:
+    """A job's entry as one of a gang of that many hosts."""
+    return {**job, "distributed": {"nodes": nodes, **shape}}
 
 
 def jobs_of(document: Mapping[str, Any]) -> JobSet:

@@ -114,7 +114,36 @@ def demand(job: Mapping[str, Any], key: str) -> Any:
 
 def count_of(job: Mapping[str, Any], accelerator: str) -> int:
     asked = demand(job, "gpus")
-    return (0 if accelerator == "cpu" else 1) if asked is None else asked
+    if asked is not None:
+        return int(asked)
+    return 0 if accelerator == "cpu" else job.get("distributed", {}).get("processes_per_node") or 1
+
+
+def nodes_of(job: Mapping[str, Any]) -> int:
+    return int(job.get("distributed", {}).get("nodes") or 1)
+
+
+def kind_of(job: Mapping[str, Any], report: Mapping[str, Any]) -> str | None:
+    """What the hosts of a gang have in common: the CPU architecture, unless there is one host or the job takes any."""
+    if nodes_of(job) == 1 or job["distributed"].get("mixed_arch"):
+        return "any"
+    arch: str | None = report["host"]["arch"]
+    return {"aarch64": "arm64"}.get(arch or "", arch)
+
+
+def in_company(
+    job: Mapping[str, Any], names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]], beside: Mapping[str, Known]
+) -> dict[str, int]:
+    """How many machines, of those names, a host goes together with, itself included."""
+    machines: dict[str | None, set[str]] = defaultdict(set)
+    for name in names:
+        machines[kind_of(job, hosts[name]["report"])].add(beside[name].machine or name)
+    return {name: len(machines[kind_of(job, hosts[name]["report"])]) for name in names}
+
+
+def places_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    place = line["placement"]
+    return list(place) if isinstance(place, list) else [place]
 
 
 def _lines(plan: Mapping[str, Any], jobs: Mapping[str, Any]) -> Iterator[str]:
@@ -126,6 +155,11 @@ def _lines(plan: Mapping[str, Any], jobs: Mapping[str, Any]) -> Iterator[str]:
         placed = line["action"] in PLACED
         if placed != (line["placement"] is not None) or (line["action"] == "queue") != (line["position"] is not None):
             yield f"{line['job']}: placement or position does not go with {line['action']}"
+        gang = jobs["jobs"][line["job"]].get("distributed")
+        if line["nodes"] != (nodes_of(jobs["jobs"][line["job"]]) if gang else None):
+            yield f"{line['job']}: takes {line['nodes']} hosts"
+        elif placed and isinstance(line["placement"], list) != bool(gang):
+            yield f"{line['job']}: the places of a gang are a list, and of no other job"
         if line["shape"] not in plan["shapes"]:
             yield f"{line['job']}: its shape is not in the plan"
     positions = [line["position"] for line in plan["jobs"] if line["position"] is not None]
@@ -162,7 +196,7 @@ def suits(job: Mapping[str, Any], accelerator: str, device: Mapping[str, Any], r
 def _host_suits(job: Mapping[str, Any], name: str, entry: Mapping[str, Any], known: Known) -> bool:
     """Whether a host has all that the job asks of a host, whatever the accelerator."""
     report, where = entry["report"], job.get("where", {})
-    if not entry["reached"] or known.drain or job.get("distributed"):
+    if not entry["reached"] or known.drain or kind_of(job, report) is None:
         return False
     return (
         name in (where.get("hosts") or [name])
@@ -214,6 +248,10 @@ def fitting(job: Mapping[str, Any], accelerator: str, report: Mapping[str, Any])
     wanted = FRAMEWORK.get((job.get("framework", ""), accelerator), set())
     if wanted and not wanted & set(report["capabilities"]):
         return None
+    if "distributed" in job and wanted:
+        backend = job["distributed"].get("backend") or ("gloo" if accelerator == "cpu" else "nccl")
+        if f"torch.distributed.{backend}" not in report["capabilities"]:
+            return None
     limit, taken = _limit(report), memory_of(job, accelerator, report)
     if limit is None:
         return ids if good and not demand(job, "memory_gb") else None
@@ -229,12 +267,8 @@ def _verdict(
 ) -> Iterator[str]:
     """Fits are those that fit; every other host has a reason, and each reason is true."""
     name = line["job"]
-    fits = [
-        host
-        for host, entry in hosts.items()
-        if _host_suits(job, host, entry, beside[host])
-        and any(fitting(job, accelerator, entry["report"]) is not None for accelerator in accelerators(job))
-    ]
+    company = {one: in_company(job, _alone(job, one, hosts, beside), hosts, beside) for one in accelerators(job)}
+    fits = [host for host in hosts if any(found.get(host, 0) >= nodes_of(job) for found in company.values())]
     if verdict["fits"] != fits:
         yield f"{name}: fits {verdict['fits']}, and should fit {fits}"
     reasons = defaultdict(set)
@@ -243,7 +277,8 @@ def _verdict(
             yield f"{name}: a refusal of several hosts names a device"
         for host in refusal["hosts"]:
             reasons[host].add(refusal["code"])
-            if not _is_true(refusal["code"], job, host, hosts[host], beside[host]):
+            true = _is_true(refusal["code"], job, host, hosts[host], beside[host])
+            if not true or (refusal["code"] == "distributed" and not _is_alone(job, host, hosts, company, refusal)):
                 yield f"{name}: {host} is refused for {refusal['code']}, which does not hold"
     for host in hosts:
         others = reasons[host] - {"busy"}
@@ -251,6 +286,31 @@ def _verdict(
             yield f"{name}: {host} {'fits' if host in fits else 'does not fit'} and its reasons are {sorted(others)}"
     if (line["action"] == "refuse" and fits) or (line["action"] in {"run", "retry", "queue"} and not fits):
         yield f"{name}: is {line['action']} and fits {fits}"
+
+
+def _alone(
+    job: Mapping[str, Any], accelerator: str, hosts: Mapping[str, Mapping[str, Any]], beside: Mapping[str, Known]
+) -> list[str]:
+    """The hosts that fit, each taken by itself."""
+    return [
+        host
+        for host, entry in hosts.items()
+        if _host_suits(job, host, entry, beside[host]) and fitting(job, accelerator, entry["report"]) is not None
+    ]
+
+
+def _is_alone(
+    job: Mapping[str, Any],
+    host: str,
+    hosts: Mapping[str, Mapping[str, Any]],
+    company: Mapping[str, Mapping[str, int]],
+    refusal: Mapping[str, Any],
+) -> bool:
+    """Whether a host goes together with as few others as the refusal says, and with too few."""
+    found = refusal["found"]
+    said = found if isinstance(found, int) else found.get(kind_of(job, hosts[host]["report"]))
+    there = company[refusal["accelerator"]].get(host)
+    return bool(said == there and said < refusal["needed"] == nodes_of(job))
 
 
 def _is_true(code: str, job: Mapping[str, Any], name: str, entry: Mapping[str, Any], known: Known) -> bool:
@@ -331,10 +391,26 @@ def _place(
     rooms: Mapping[str, Room],
 ) -> Iterator[str]:
     """The place of a job is one that fits and that nobody has; it is taken from the room."""
-    name, accelerator, host = line["job"], line["accelerator"], line["placement"]["host"]
-    devices = line["placement"]["devices"]
     if line["action"] == "follow":
         return
+    names = [place["host"] for place in places_of(line)]
+    if len(names) != nodes_of(job) or in_company(job, names, hosts, beside) != dict.fromkeys(names, nodes_of(job)):
+        yield f"{line['job']}: {names} do not go together"
+    if names != sorted(names, key=list(hosts).index):
+        yield f"{line['job']}: {names} are not in the inventory's order"
+    for place in places_of(line):
+        yield from _one_place(job, {**line, "placement": place}, hosts, beside, rooms)
+
+
+def _one_place(
+    job: Mapping[str, Any],
+    line: Mapping[str, Any],
+    hosts: Mapping[str, Mapping[str, Any]],
+    beside: Mapping[str, Known],
+    rooms: Mapping[str, Room],
+) -> Iterator[str]:
+    name, accelerator = line["job"], line["accelerator"]
+    host, devices = line["placement"]["host"], line["placement"]["devices"]
     if host not in rooms or accelerator not in accelerators(job):
         yield f"{name}: is placed on {host} under {accelerator}"
         return
@@ -369,11 +445,15 @@ def _patience(
         better = accelerators(job)
     elif line["action"] in {"run", "retry"}:
         better = list(takewhile(lambda word: word != line["accelerator"], accelerators(job)))
-    for host, room in rooms.items():
-        if not _host_suits(job, host, hosts[host], beside[host]):
-            continue
-        for accelerator in better:
-            if has_room(job, accelerator, hosts[host]["report"], room):
+    for accelerator in better:
+        free = [
+            host
+            for host, room in rooms.items()
+            if _host_suits(job, host, hosts[host], beside[host])
+            and has_room(job, accelerator, hosts[host]["report"], room)
+        ]
+        for host, company in in_company(job, free, hosts, beside).items():
+            if company >= nodes_of(job):
                 yield f"{line['job']}: is {line['action']}, and {host} has a free place under {accelerator}"
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from tests.fleets import device, document_of, fleet_of, framework, gib, report
+from tests.fleets import device, document_of, fleet_of, framework, gang, gib, report
 from tests.oracle import Known
 
 CAPABILITIES = ("torch", "torch.mps", "torch.cuda", "torch.rocm", "mlx", "mlx.metal", "mlx.cuda", "mlx.cpu")
+COLLECTIVE = ("torch.distributed.gloo", "torch.distributed.nccl")
 NOTES = ("nvidia_smi_timeout", "metal_probe_failed", "torch_not_installed")
 SIZES = (4, 8, 16, 24)
 OWN_PYTHON = "~/venv/bin/python"
@@ -126,6 +127,11 @@ def random_fleet(seed: int, hosts: int) -> tuple[dict[str, Any], dict[str, Known
     dice = Dice(seed)
     kinds = [random_report(dice) for _ in range(3)]
     fleet = fleet_of({f"h{number}": random_twin(dice, dice.choice(kinds)) for number in range(hosts)})
+    other_dice = Dice(seed + 1)  # what an older seed rolls stays as it was
+    for entry in fleet["hosts"]:
+        if entry["report"]:
+            entry["report"]["host"]["arch"] = other_dice.rarely("x86_64", "arm64", "aarch64", None)
+            entry["report"]["capabilities"] += other_dice.some(COLLECTIVE)
     return fleet, {entry["name"]: random_knowledge(dice, entry["report"]) for entry in fleet["hosts"]}
 
 
@@ -159,8 +165,24 @@ def random_shape(dice: Dice) -> dict[str, Any]:
     return job
 
 
+def random_gang(dice: Dice, shape: dict[str, Any]) -> dict[str, Any]:
+    """The shape as a gang's, where it can be one."""
+    words = shape["accelerator"] if isinstance(shape["accelerator"], list) else [shape["accelerator"]]
+    if "mps" in words or shape.get("framework") == "mlx":
+        return shape
+    several = shape["resources"].get("gpus", 1) > 1
+    given = {
+        "processes_per_node": dice.choice([None, 1, 2] if several or "gpus" not in shape["resources"] else [None, 1]),
+        "backend": dice.rarely(None, "gloo"),
+        "mixed_arch": dice.choice([None, None, True]),
+    }
+    return gang(shape, dice.choice([1, 2, 2, 3]), **{key: value for key, value in given.items() if value is not None})
+
+
 def random_document(seed: int, jobs: int) -> dict[str, Any]:
     """A jobs document of up to four shapes."""
     dice = Dice(seed)
     shapes = [random_shape(dice) for _ in range(4)]
+    gangs = Dice(seed + 1)
+    shapes = [random_gang(gangs, shape) if gangs.random() < 0.4 else shape for shape in shapes]
     return document_of(**{f"j{number}": dice.choice(shapes) for number in range(jobs)})

@@ -266,8 +266,10 @@ def _check_job(job: PlannedJob, plan: Plan, entry: _Node) -> None:
         entry["shape"].refuse("is no shape of this plan")
     if (job.action in PLACED) != bool(job.placements):
         entry["placement"].refuse(f"does not go with the action {job.action.value!r}")
+    if job.placements and isinstance(entry["placement"].value, list) != (job.nodes is not None):
+        entry["placement"].refuse("is a list where the job is no gang, or none where it is one")
     if job.action in STARTED and len({place.host for place in job.placements}) != (job.nodes or 1):
-        entry["placement"].refuse(f"names other than {job.nodes or 1} hosts")
+        entry["placement"].refuse(f"does not name {job.nodes or 1} hosts, each once")
     if (job.action is Action.QUEUE) != (job.position is not None):
         entry["position"].refuse(f"does not go with the action {job.action.value!r}")
     if (job.action is Action.REFUSE) != (job.run is None):

@@ -143,7 +143,10 @@ def _holder(found: object) -> str:
 
 
 def _distributed(refusal: Refusal) -> str:
-    return f"a distributed job on {refusal.needed} hosts is not launched by this version"
+    if isinstance(refusal.found, Mapping):
+        fitting = f"these fit: {_found(refusal.found)}"
+        return f"needs {refusal.needed} hosts of one CPU architecture at once, and {fitting}"
+    return f"needs {refusal.needed} hosts at once, and {refusal.found} fit{'s' if refusal.found == 1 else ''}"
 
 
 def _unknown(refusal: Refusal) -> str:
@@ -152,6 +155,7 @@ def _unknown(refusal: Refusal) -> str:
         Code.CAPABILITY: lambda: f"has {_names(refusal.needed)} ({_found(refusal.found)})",
         Code.GPU_MEMORY: lambda: f"offers {gib(refusal.needed)} of GPU memory",
         Code.COMPUTE_CAPABILITY: lambda: f"has compute capability {refusal.needed}",
+        Code.DISTRIBUTED: lambda: "has the CPU architecture of the gang's other hosts",
         Code.CPUS: lambda: f"has {refusal.needed} CPUs",
         Code.MEMORY: lambda: f"has {gib(refusal.needed)} of memory",
         Code.DISK: lambda: f"has {gib(refusal.needed)} of free disk",

@@ -14,6 +14,7 @@ from typing import Any, Final
 from gpulayer.gpu.facts import HostFacts
 from gpulayer.placement.plan import SHOWN, Code, GroupedRefusal, HostView, Refusal, ShapeVerdict
 from gpulayer.placement.rules import Site, site_of
+from gpulayer.placement.teams import Team, team_of
 from gpulayer.placement.verdicts import UNSURE, Option, Refused, busy, class_verdict, own_refusals
 from gpulayer.spec.identity import asked_python, shape_of
 from gpulayer.spec.jobs import JobSpec
@@ -29,7 +30,7 @@ def class_key(view: HostView, python: str | None = None) -> Hashable:
     entry = (tuple(sorted(host.labels.items())), host.drain, host.expect, host.max_jobs)
     if facts is None:
         return (*entry, view.stage, view.error)
-    return (*entry, *_facts_key(facts))
+    return (*entry, facts.arch, *_facts_key(facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,12 @@ class Match:
     """Where jobs of one shape fit: the ways to place them, by the host's index in the views, and the verdict in words.
 
     `shape` is the shape's hash (`spec.identity.shape_of`). `ways` has every accelerator of the job, in its order.
-    `sites` are the hosts as the job's interpreter sees them, to which the positions of the ways belong.
+    `sites` are the hosts as the job's interpreter sees them, to which the positions of the ways belong. `team` is what
+    they ask of their hosts together; a host with which too few others go together is in none of the ways.
     """
 
     shape: str
+    team: Team
     sites: tuple[Site | None, ...]
     ways: dict[Accelerator, dict[int, Option]]
     verdict: ShapeVerdict
@@ -65,6 +68,8 @@ class Matcher:
         self.views = tuple(views)
         self._names = tuple(view.host.name for view in views)
         self._sights: dict[str | None, _Sight] = {None: _Sight(self.views, None)}
+        # Names of one machine are one machine, as they are for `Packing`.
+        self.machines: tuple[Hashable, ...] = tuple(view.domain or index for index, view in enumerate(self.views))
         self._held = {index for index, view in enumerate(self.views) if view.holders or view.slots_held}
         self._shapes: dict[str, Match] = {}
         self._jobs: dict[str, tuple[JobSpec, Match]] = {}
@@ -103,6 +108,9 @@ class Matcher:
             fitting = [index for index in members if index not in refused_alone] if refused_alone else members
             for option in verdict.options:
                 ways[option.accelerator] |= dict.fromkeys(fitting, option)
+        team = team_of(job, sight.sites)
+        if team.nodes > 1:
+            self._hold_together(team, ways, reasons)
         for options in ways.values():
             for index in sorted(self._held & options.keys()):
                 site = sight.sites[index]
@@ -111,7 +119,19 @@ class Matcher:
         fits = sorted(set().union(*ways.values()))
         names = tuple(map(self._names.__getitem__, fits))
         words = ShapeVerdict(fits=names, refusals=reasons.grouped())
-        return Match(shape=shape, sites=sight.sites, ways=ways, verdict=words)
+        return Match(shape=shape, team=team, sites=sight.sites, ways=ways, verdict=words)
+
+    def _hold_together(self, team: Team, ways: dict[Accelerator, dict[int, Option]], reasons: _Reasons) -> None:
+        """Take out of a gang's ways the hosts with which too few others go together; refused is who has no other."""
+        few = {accelerator: team.too_few(accelerator, options, self.machines) for accelerator, options in ways.items()}
+        for accelerator, alone in few.items():
+            for index in alone:
+                del ways[accelerator][index]
+        fits: set[int] = set().union(*ways.values())
+        for alone in few.values():
+            for index, refusal in alone.items():
+                if index not in fits:
+                    reasons.add(refusal, [index])
 
     def _refused_alone(self, job: JobSpec, sight: _Sight, reasons: _Reasons) -> set[int]:
         """Return the hosts that are refused for what is theirs alone."""

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from gpulayer.placement.matching import Match, Matcher
 from gpulayer.placement.plan import HostView, Placement
 from gpulayer.placement.rules import Site, cpus_taken, memory_taken
+from gpulayer.placement.teams import Team
 from gpulayer.placement.verdicts import Option
 from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
@@ -111,9 +112,10 @@ class _Taken(NamedTuple):
 class Search:
     """Where jobs of one shape may go, the best host first, for each accelerator in the order of preference.
 
-    `sites` are the hosts as these jobs' interpreter sees them.
+    `sites` are the hosts as these jobs' interpreter sees them, `team` is what they ask of their hosts together.
     """
 
+    team: Team
     sites: tuple[Site | None, ...]
     lanes: tuple[tuple[dict[int, Option], list[Rank]], ...]
     hosts: frozenset[str]
@@ -127,13 +129,13 @@ class Packing:
         self._matcher = matcher or Matcher(views)
         self._names = tuple(view.host.name for view in views)
         self._index = {name: index for index, name in enumerate(self._names)}
-        by_domain: dict[Hashable, _Machine] = {}
-        self._machines = [by_domain.setdefault(view.domain or index, _Machine()) for index, view in enumerate(views)]
+        by_identity: dict[Hashable, _Machine] = {}
+        self._machines = [by_identity.setdefault(machine, _Machine()) for machine in self._matcher.machines]
         for machine, site, view in zip(self._machines, self._matcher.sites, views, strict=True):
             if site is not None:
                 machine.add(site, view)
         self._taken: dict[str, list[_Taken]] = {}
-        self._reserved: dict[str, _Machine] = {}
+        self._reserved: dict[str, list[_Machine]] = {}
         self._searches: dict[tuple[str, frozenset[str] | None], Search] = {}
 
     def place(self, job: JobSpec, allowed: frozenset[str] | None = None) -> Place | None:
@@ -154,6 +156,8 @@ class Packing:
 
     def first(self, search: Search, job: str) -> Place | None:
         """Return the first place of a search that is free now for the job of this name."""
+        if search.team.nodes > 1:
+            return self._first_gang(search, job)
         for options, ranks in search.lanes:
             looks = LOOKS
             while ranks:
@@ -164,10 +168,9 @@ class Packing:
                     looks -= 1
                     heapreplace(ranks, (load, rank[1], host))
                     continue
-                if (machine.reserved is None or machine.reserved == job) and machine.has_room(option):
-                    devices = _free(machine, option, search.sites[host])
-                    if len(devices) == option.count:
-                        return option.accelerator, (Placement(host=self._names[host], devices=devices),)
+                devices = _room(machine, option, search.sites[host], job)
+                if devices is not None:
+                    return option.accelerator, (Placement(host=self._names[host], devices=devices),)
                 machine.parked.append((ranks, heappop(ranks)))
         return None
 
@@ -220,31 +223,51 @@ class Packing:
             machine.foreign_memory = max(0, machine.memory - machine.memory_used - free)
 
     def reserve(self, search: Search, job: str) -> None:
-        """Keep a machine for a job: one that others leave enough of, with the fewest of our jobs on it.
+        """Keep a machine for a job, or one for each node of a gang: those with the fewest of our jobs on them.
 
-        Nothing changes where the job has one already, or where there is none.
+        All of them or none, so that two gangs never wait for each other; and only such as others leave enough of, so
+        that nothing is kept in vain: what they take later is kept no longer.
         """
-        if job in self._reserved:
-            return
-        found: list[tuple[int, int]] = []
+        teams: list[tuple[int, list[int]]] = []
         for options, _ in search.lanes:
-            for index, option in options.items():
-                machine, site = self._machines[index], search.sites[index]
-                ids = {site.facts.devices[position].id for position in option.positions} if site else set()
-                enough = len(ids - machine.foreign) >= option.count
-                slots = not option.slot or machine.foreign_slots < machine.slots
-                if enough and slots and machine.reserved is None and self._names[index] in search.hosts:
-                    found.append((len(machine.ours) + machine.slots_used, index))
-        if found:
-            machine = self._reserved[job] = self._machines[min(found)[1]]
-            machine.reserved = job
+            ours = {
+                host: len(machine.ours) + machine.slots_used
+                for host, option in options.items()
+                if self._names[host] in search.hosts
+                and (machine := self._machines[host]).reserved in {None, job}
+                and _is_left(machine, option, search.sites[host])
+            }
+            if team := search.team.first(sorted(ours, key=lambda host: (ours[host], host)), self._machines):
+                teams.append((sum(ours[host] for host in team), team))
+        kept = [self._machines[host] for host in min(teams)[1]] if teams else []
+        if kept != self._reserved.get(job, []):
+            self.forgo(job)
+            self._reserved[job] = kept
+            for machine in kept:
+                machine.reserved = job
 
     def forgo(self, job: str) -> None:
         """End the reservation that a job may have."""
-        machine = self._reserved.pop(job, None)
-        if machine is not None:
+        for machine in self._reserved.pop(job, ()):
             machine.reserved = None
             machine.wake()
+
+    def _first_gang(self, search: Search, job: str) -> Place | None:
+        """Return hosts for all nodes of a gang that are free at once, under its first accelerator that has them."""
+        for options, ranks in search.lanes:
+            free: dict[int, tuple[str, ...]] = {}
+            order: list[Rank] = []
+            for _, rank, host in ranks:
+                machine, option = self._machines[host], options[host]
+                devices = _room(machine, option, search.sites[host], job)
+                if devices is not None:
+                    free[host] = devices
+                    order.append((machine.load if option.slot else 0, rank, host))
+            team = search.team.first((host for _, _, host in sorted(order)), self._machines)
+            if team is not None:
+                places = tuple(Placement(host=self._names[host], devices=free[host]) for host in team)
+                return options[team[0]].accelerator, places
+        return None
 
     def _search(self, match: Match, allowed: frozenset[str] | None) -> Search:
         fits = frozenset(match.verdict.fits)
@@ -260,7 +283,7 @@ class Packing:
                 ranks = [(0, option.rank, index) for index, option in here]
             heapify(ranks)
             lanes.append((options, ranks))
-        return Search(match.sites, tuple(lanes), hosts)
+        return Search(match.team, match.sites, tuple(lanes), hosts)
 
     def _take(
         self, job: JobSpec, accelerator: Accelerator, placement: Placement, sites: Sequence[Site | None]
@@ -283,10 +306,17 @@ class Packing:
         return taken
 
 
-def _free(machine: _Machine, option: Option, site: Site | None) -> tuple[str, ...]:
-    """Return the devices that such a job would take now, as many as it asks for or all that are free."""
-    if site is None:
-        return ()
+def _room(machine: _Machine, option: Option, site: Site | None, job: str) -> tuple[str, ...] | None:
+    """Return the devices that the job of this name would take of a machine now; None where too little is free."""
+    if site is None or not (machine.reserved is None or machine.reserved == job) or not machine.has_room(option):
+        return None
     seen = site.facts.devices
     free = [device for position in option.positions if (device := seen[position].id) in machine.free]
-    return tuple(free[: option.count])
+    return tuple(free[: option.count]) if len(free) >= option.count else None
+
+
+def _is_left(machine: _Machine, option: Option, site: Site | None) -> bool:
+    """Tell whether others leave enough of a machine for such a job, once our own jobs there have ended."""
+    ids = {site.facts.devices[position].id for position in option.positions} if site else set()
+    slots = not option.slot or machine.foreign_slots < machine.slots
+    return slots and len(ids - machine.foreign) >= option.count

@@ -1,7 +1,7 @@
 """The order in which jobs start: that of the document, and nobody waits while a device that fits is free.
 
 Jobs that cannot start let later ones pass. So that a wide job does not starve, later jobs may pass it `PATIENCE` times
-after the first round; then a machine is kept free for it until it has started.
+after the first round; then a machine, or as many as a gang has nodes, is kept free for it until it has started.
 """
 
 from __future__ import annotations

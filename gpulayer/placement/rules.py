@@ -15,7 +15,7 @@ from gpulayer.gpu.facts import Device, FrameworkFact, HostFacts
 from gpulayer.placement.plan import Code, HostView, Kind, Refusal
 from gpulayer.spec.inventory import Host
 from gpulayer.spec.jobs import DistributedJob, JobSpec
-from gpulayer.spec.support import NEVER_DTYPES, Accelerator, MemoryKind, demanded
+from gpulayer.spec.support import NEVER_DTYPES, Accelerator, MemoryKind, backend_capability, demanded
 
 GIB: Final = 2**30
 
@@ -76,10 +76,15 @@ def size(gib: float) -> int:
 
 
 def gpus_of(job: JobSpec, accelerator: Accelerator) -> int:
-    """Return how many devices a job takes under an accelerator: 1 on a GPU and 0 on cpu where it does not say."""
+    """Return how many devices of one host a job takes under an accelerator.
+
+    Where it does not say that is none on cpu, and on a GPU one, or one for each of a gang's processes.
+    """
     if job.resources.gpus is not None:
         return job.resources.gpus
-    return 0 if accelerator is Accelerator.CPU else 1
+    if accelerator is Accelerator.CPU:
+        return 0
+    return job.processes if isinstance(job, DistributedJob) else 1
 
 
 def cpus_taken(job: JobSpec, accelerator: Accelerator) -> int:
@@ -126,18 +131,6 @@ def drain(_job: JobSpec, host: Host) -> Refusal | None:
     if not host.drain:
         return None
     return Refusal(code=Code.DRAIN, kind=Kind.HOST, fix="set `drain: false` in the inventory")
-
-
-def distributed(job: JobSpec, _host: Host) -> Refusal | None:
-    """Gangs are validated, and launched by a later version."""
-    if not isinstance(job, DistributedJob):
-        return None
-    return Refusal(
-        code=Code.DISTRIBUTED,
-        kind=Kind.HOST,
-        needed=job.distributed.nodes,
-        fix="distributed jobs are launched by a later version; declare independent jobs until then",
-    )
 
 
 # Rules of a host by its facts.
@@ -206,6 +199,27 @@ def capabilities(job: JobSpec, site: Site) -> Refusal | None:
     return _lacking(missing, {"all_of": missing}, site, None) if missing else None
 
 
+def architecture(job: JobSpec, site: Site) -> Refusal | None:
+    """Hosts of a gang are of one CPU architecture, and one that is not known is no other's."""
+    if not wants_one_arch(job) or arch_of(site) is not None:
+        return None
+    return undecided(
+        Code.DISTRIBUTED,
+        needed="one CPU architecture",
+        fix="the host does not say its CPU architecture; `distributed.mixed_arch: true` does not ask for it",
+    )
+
+
+def wants_one_arch(job: JobSpec) -> bool:
+    """Tell whether a job goes to several hosts that must be of one CPU architecture."""
+    return isinstance(job, DistributedJob) and job.distributed.nodes > 1 and not job.distributed.mixed_arch
+
+
+def arch_of(site: Site) -> str | None:
+    """Return a host's CPU architecture in one word: what macOS calls arm64 is aarch64 on Linux."""
+    return "arm64" if site.facts.arch == "aarch64" else site.facts.arch
+
+
 # Rules of a host under one accelerator.
 
 
@@ -217,6 +231,14 @@ def framework(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | N
     return _lacking(wanted, {"any_of": list(wanted)}, site, accelerator)
 
 
+def backend(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | None:
+    """Gangs of torch need its collective backend shown; one that names no framework is asked for none."""
+    if not isinstance(job, DistributedJob) or job.framework is None:
+        return None
+    wanted = backend_capability(job.backend_on(accelerator))
+    return None if wanted in site.facts.capabilities else _lacking([wanted], {"all_of": [wanted]}, site, accelerator)
+
+
 def gpu_count(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | None:
     """Jobs on a GPU take at least one device and jobs on cpu take none; nobody gets more than there are."""
     needed = gpus_of(job, accelerator)
@@ -225,7 +247,8 @@ def gpu_count(job: JobSpec, accelerator: Accelerator, site: Site) -> Refusal | N
     else:
         found = len(site.devices[accelerator])
         fits = 1 <= needed <= found
-        fix = "lower `resources.gpus`, or add a host with more devices"
+        asked = "resources.gpus" if job.resources.gpus is not None else "distributed.processes_per_node"
+        fix = f"lower `{asked}`, or add a host with more devices"
         if needed == 0:
             fix = f"a job on {accelerator} takes at least one device: leave `resources.gpus` out, or use `cpu`"
     if fits:
@@ -382,9 +405,9 @@ AcceleratorRule = Callable[[JobSpec, Accelerator, Site], Refusal | None]
 DeviceRule = Callable[[JobSpec, Accelerator, Device, Site], Refusal | None]
 
 # `where` and `disk` stand apart: they look at what each host has for itself, its name and its free disk.
-HOST_RULES: Final[tuple[HostRule, ...]] = (labels, drain, distributed)
-SITE_RULES: Final[tuple[SiteRule, ...]] = (expect, cpus, capabilities)
-ACCELERATOR_RULES: Final[tuple[AcceleratorRule, ...]] = (framework, gpu_count, memory)
+HOST_RULES: Final[tuple[HostRule, ...]] = (labels, drain)
+SITE_RULES: Final[tuple[SiteRule, ...]] = (expect, cpus, capabilities, architecture)
+ACCELERATOR_RULES: Final[tuple[AcceleratorRule, ...]] = (framework, backend, gpu_count, memory)
 DEVICE_RULES: Final[tuple[DeviceRule, ...]] = (health, memory_kind, gpu_memory, compute_capability, dtype)
 
 

@@ -33,7 +33,9 @@ def _demands(resources: ResourceRequest) -> dict[str, Any]:
 def _gang(job: JobSpec) -> list[Any] | None:
     if not isinstance(job, DistributedJob):
         return None
-    return [job.distributed.nodes, job.distributed.processes_per_node, job.distributed.backend]
+    gang = job.distributed
+    mixed = [gang.mixed_arch] if gang.mixed_arch else []
+    return [gang.nodes, gang.processes_per_node, gang.backend, *mixed]
 
 
 def job_key(job: JobSpec, project: str, tree: str | None) -> str:

@@ -33,6 +33,9 @@ _MOST_TEXT: Final = 512 * 1024
 _MOST_OUTPUTS: Final = 64 * 1024
 _AMOUNTS: Final = ("gpus", "gpu_memory_gb", "cpus", "memory_gb", "disk_gb")
 _MOST: Final = 2**20
+# A node's run id has room for two digits; no host is known that would hold more ranks.
+MOST_NODES: Final = 100
+MOST_PROCESSES: Final = 1024
 _GPU_DEMANDS: Final = ("gpus", "gpu_memory_gb", "gpu_memory_kind", "compute_capability")
 
 # Without these nothing can be said of the rest of a job.
@@ -99,11 +102,15 @@ class Retries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed:
-    """Shape of a gang: `nodes` distinct hosts with `processes_per_node` ranks each."""
+    """Shape of a gang: `nodes` distinct hosts with `processes_per_node` ranks each.
+
+    The hosts are of one CPU architecture unless `mixed_arch` says that the ranks may run on several.
+    """
 
     nodes: int = 1
     processes_per_node: int | None = None
     backend: Backend | None = None
+    mixed_arch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,14 +386,13 @@ def _placement_faults(job: IndependentJob) -> Iterator[Fault]:
     accelerators, where = job.accelerators, job.where
     if not accelerators or len(set(accelerators)) < len(accelerators):
         yield Fault(("accelerator",), "names no accelerator, or one twice; name each once, the best first")
-    distributed = job.distributed if isinstance(job, DistributedJob) else None
-    kind = JobKind.DISTRIBUTED if distributed else JobKind.INDEPENDENT
+    kind = JobKind.DISTRIBUTED if isinstance(job, DistributedJob) else JobKind.INDEPENDENT
     for accelerator in accelerators:
         row = support.row(accelerator, kind, job.framework)
         if not row.allowed:
             yield Fault(("accelerator",) if row.why == support.DISTRIBUTED_MPS else ("framework",), row.why)
-    if distributed:
-        yield from _gang_faults(distributed, accelerators)
+    if isinstance(job, DistributedJob):
+        yield from _gang_faults(job)
     yield from _resource_faults(job.resources, accelerators)
     if where.hosts and set(where.hosts) <= set(where.not_hosts):
         yield Fault(("where", "not_hosts"), "excludes every host that `hosts` names; nothing is left")
@@ -414,13 +420,27 @@ def _resource_faults(resources: ResourceRequest, accelerators: Sequence[Accelera
                 yield Fault(("resources", key, nth), unknown_word(word, known, support.ADVICE))
 
 
-def _gang_faults(distributed: Distributed, accelerators: Sequence[Accelerator]) -> Iterator[Fault]:
-    for key, count in (("nodes", distributed.nodes), ("processes_per_node", distributed.processes_per_node)):
-        if count is not None and count < 1:
-            yield Fault(("distributed", key), f"{count} is below 1")
-    if distributed.backend:
-        places = support.BACKEND_ACCELERATORS[Backend(distributed.backend)]
-        for accelerator in accelerators:
-            if accelerator not in places and accelerator is not Accelerator.MPS:
-                message = f"{distributed.backend} does not run on {accelerator}, only on {' and '.join(places)}"
-                yield Fault(("distributed", "backend"), f"{message}; use gloo")
+def _gang_faults(job: DistributedJob) -> Iterator[Fault]:
+    distributed, gpus = job.distributed, job.resources.gpus
+    for key, count, most in (
+        ("nodes", distributed.nodes, MOST_NODES),
+        ("processes_per_node", distributed.processes_per_node, MOST_PROCESSES),
+    ):
+        if count is not None and not 1 <= count <= most:
+            yield Fault(("distributed", key), f"{count} is not a number from 1 to {most:,}")
+    if distributed.backend and distributed.backend not in [*Backend]:
+        yield Fault(("distributed", "backend"), unknown_word(distributed.backend, [*Backend], support.ADVICE))
+        return
+    for accelerator in job.accelerators:
+        backend = job.backend_on(accelerator)
+        places = support.BACKEND_ACCELERATORS[backend]
+        if accelerator is Accelerator.MPS:
+            continue
+        if accelerator not in places:
+            message = f"{backend} does not run on {accelerator}, only on {' and '.join(places)}"
+            yield Fault(("distributed", "backend"), f"{message}; use gloo")
+        elif backend is Backend.NCCL and gpus is not None and job.processes > gpus:
+            message = f"{job.processes} processes on {gpus} GPU{'' if gpus == 1 else 's'}: with nccl each takes its own"
+            yield Fault(
+                ("distributed", "processes_per_node"), f"{message}; lower it, raise resources.gpus, or use gloo"
+            )

@@ -85,7 +85,7 @@ def test_distributed_makes_it_a_distributed_job() -> None:
     jobs = load_jobs(VALID / "jobs-every-key.yaml").jobs
     gang = jobs["gang"]
     assert isinstance(gang, DistributedJob)
-    assert gang.distributed == Distributed(nodes=2, processes_per_node=1, backend=Backend.GLOO)
+    assert gang.distributed == Distributed(nodes=2, processes_per_node=1, backend=Backend.GLOO, mixed_arch=True)
     assert not isinstance(jobs["matmul"], DistributedJob)
 
 
@@ -333,6 +333,7 @@ def test_what_changes_the_work_changes_the_key() -> None:
     jobs: list[JobSpec] = [BASE, *(dataclasses.replace(BASE, **change) for change in changes)]
     shared: dict[str, Any] = {"name": "a", "command": ("python", "x.py"), "accelerator": "cuda", "framework": "torch"}
     jobs += [DistributedJob(**shared, env=BASE.env, distributed=Distributed(nodes=nodes)) for nodes in (1, 2)]
+    jobs += [DistributedJob(**shared, env=BASE.env, distributed=Distributed(nodes=2, mixed_arch=True))]
     keys = {job_key(job, "p", None) for job in jobs}
     keys |= {job_key(BASE, "q", None), job_key(BASE, "p", "0" * 64)}
     assert len(keys) == len(jobs) + 2
@@ -388,6 +389,35 @@ def test_a_shape_is_what_placement_looks_at() -> None:
         for nodes in (1, 2)
     }
     assert len(shapes | {shape_of(BASE)}) == len(other) + 3
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "processes"), [(None, None, 1), (4, None, 4), (None, 2, 2), (4, 2, 2)], ids=str
+)
+def test_a_node_has_one_process_a_gpu_unless_the_job_says_otherwise(
+    gpus: int | None, given: int | None, processes: int
+) -> None:
+    job = DistributedJob(
+        name="a",
+        command="x",
+        accelerator="cuda",
+        resources=ResourceRequest(gpus=gpus),
+        distributed=Distributed(nodes=2, processes_per_node=given),
+    )
+    assert job.processes == processes
+
+
+def test_the_backend_is_gloo_on_a_cpu_and_nccl_on_a_gpu_unless_the_job_says_otherwise() -> None:
+    job = DistributedJob(name="a", command="x", accelerator=["cuda", "rocm", "cpu"])
+    assert [job.backend_on(accelerator) for accelerator in job.accelerators] == ["nccl", "nccl", "gloo"]
+    job = DistributedJob(name="a", command="x", accelerator="cuda", distributed=Distributed(backend=Backend.GLOO))
+    assert job.backend_on(Accelerator.CUDA) is Backend.GLOO
+
+
+def test_a_backend_that_does_not_exist_is_told_from_code_as_from_a_document() -> None:
+    gang: Any = Distributed(backend="ncl")  # type: ignore[arg-type]
+    (found,) = messages(DistributedJob, name="a", command="x", accelerator="cuda", distributed=gang)
+    assert found == ("distributed.backend", "'ncl' is not one of 'gloo', 'nccl' (did you mean 'nccl'?)")
 
 
 def test_the_order_of_hosts_and_labels_is_no_shape() -> None:

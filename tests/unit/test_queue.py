@@ -14,7 +14,7 @@ from gpulayer.placement.plan import Placement
 from gpulayer.placement.queue import PATIENCE, Queue, Start
 from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
-from tests.fleets import a_cuda, a_mac, document_of, fleet_of, jobs_of, report, views_of
+from tests.fleets import a_cuda, a_mac, document_of, fleet_of, gang, jobs_of, report, views_of
 from tests.oracle import Known
 from tests.random_fleets import Dice, random_document, random_fleet
 
@@ -204,6 +204,118 @@ def test_no_machine_is_kept_where_others_hold_too_much_of_it() -> None:
         running += names(queue.ready())
     assert len(queue) == 1
     assert "wide" in queue
+
+
+def hosts_of(place: Any) -> list[str]:
+    return [one.host for one in place[1]] if place else []
+
+
+def test_a_gang_takes_all_of_its_hosts_at_once_or_none() -> None:
+    packing, declared = (
+        packing_of(a=a_cuda(24, 2), b=a_cuda(24, 2), c=a_cuda()),
+        jobs(gang=gang(WIDE), one=WIDE, two=WIDE),
+    )
+    place = packing.place(declared["gang"])
+    both = ("GPU-0", "GPU-1")
+    assert place == (CUDA, (Placement(host="a", devices=both), Placement(host="b", devices=both)))
+    packing.occupy(declared["one"], CUDA, (Placement(host="b", devices=both),))
+    assert packing.place(declared["gang"]) is None
+    packing.release("one")
+    packing.occupy(declared["gang"], *place)
+    assert packing.place(declared["two"]) is None
+    packing.release("gang")
+    assert hosts_of(packing.place(declared["two"])) == ["a"]
+
+
+def test_a_gangs_hosts_are_distinct_machines_in_the_order_of_the_inventory() -> None:
+    known = {"a": Known(machine="m"), "b": Known(machine="m"), "c": Known(slots_held=1)}
+    packing, declared = packing_of(known, **{name: report() for name in "cab"}), jobs(gang=gang({}), wide=gang({}, 3))
+    assert hosts_of(packing.place(declared["gang"])) == ["c", "a"]
+    assert packing.place(declared["wide"]) is None
+
+
+def test_a_gang_is_of_one_architecture_unless_the_job_takes_any() -> None:
+    packing = packing_of(a=report(), b=report(arch="arm64"), c=report(arch="aarch64"), d=report())
+    declared = jobs(gang=gang({}), three=gang({}, 3), any=gang({}, 3, mixed_arch=True), first={}, second={})
+    assert hosts_of(packing.place(declared["gang"])) == ["b", "c"]
+    assert packing.place(declared["three"]) is None
+    assert hosts_of(packing.place(declared["any"])) == ["a", "b", "c"]
+    for name, host in (("first", "b"), ("second", "c")):
+        packing.occupy(declared[name], CPU, (Placement(host=host, devices=()),))
+    assert hosts_of(packing.place(declared["gang"])) == ["a", "d"]
+
+
+def test_a_gang_takes_its_first_accelerator_under_which_all_hosts_are_free() -> None:
+    declared = jobs(gang=gang({"accelerator": ["cuda", "cpu"]}), one=GPU)
+    packing = packing_of(a=a_cuda(), b=a_cuda(), c=report(), d=report())
+    assert hosts_of(packing.place(declared["gang"])) == ["a", "b"]
+    packing.occupy(declared["one"], CUDA, (Placement(host="a", devices=("GPU-0",)),))
+    place = packing.place(declared["gang"])
+    assert place is not None
+    assert (place[0], hosts_of(place)) == (CPU, ["c", "d"])
+
+
+def test_an_adopted_gang_keeps_what_it_has_on_the_hosts_that_are_known() -> None:
+    known = {name: Known(held=["GPU-0"]) for name in "ab"}
+    packing, declared = packing_of(known, a=a_cuda(), b=a_cuda()), jobs(gang=gang(GPU, 3), other=gang(GPU))
+    places = tuple(Placement(host=name, devices=("GPU-0",)) for name in ("a", "b", "gone"))
+    packing.adopt(declared["gang"], CUDA, places)
+    assert packing.place(declared["other"]) is None
+    packing.release("gang")
+    assert hosts_of(packing.place(declared["other"])) == ["a", "b"]
+
+
+NARROW = {f"n{number}": GPU for number in range(6 * PATIENCE)}
+
+
+def passed_by_before(queue: Queue, packing: Packing, wanted: set[str], running: list[str]) -> list[str]:
+    """Let the oldest job end again and again; return the order in which the others start until all wanted have."""
+    order: list[str] = []
+    while wanted - set(order) and running:
+        packing.release(running.pop(0))
+        started = names(queue.ready())
+        order += started
+        running += started
+    return order
+
+
+def test_a_gang_does_not_starve() -> None:
+    """Each of its hosts is always in use by a narrow job, until both are kept for it."""
+    packing = packing_of(a=a_cuda(), b=a_cuda(), c=a_mac())
+    queue = queue_of(packing, jobs(first=GPU, second=GPU, gang=gang(GPU), **NARROW))
+    order = passed_by_before(queue, packing, {"gang"}, names(queue.ready()))
+    assert order[-1] == "gang"
+    assert len(order) == PATIENCE + 1
+
+
+def test_two_gangs_do_not_starve_each_other() -> None:
+    """They share a host, and neither ever holds it back from the other for ever."""
+    packing = packing_of(a=a_cuda(), b=a_cuda(), c=a_cuda())
+    left, right = gang(GPU) | {"where": {"hosts": ["a", "b"]}}, gang(GPU) | {"where": {"hosts": ["b", "c"]}}
+    first = {f"f{number}": GPU for number in range(3)}
+    queue = queue_of(packing, jobs(**first, left=left, right=right, **NARROW))
+    order = passed_by_before(queue, packing, {"left", "right"}, names(queue.ready()))
+    assert {"left", "right"} <= set(order)
+    assert len(order) < 3 * PATIENCE
+
+
+def test_machines_are_kept_all_or_none_and_others_than_those_that_somebody_else_took() -> None:
+    packing = packing_of(a=a_cuda(), b=a_cuda(), c=a_cuda())
+    declared = jobs(one=GPU, two=GPU, three=GPU, gang=gang(GPU), other=gang(GPU), narrow=GPU)
+    for name, host in (("one", "a"), ("two", "b"), ("three", "c")):
+        packing.occupy(declared[name], CUDA, (Placement(host=host, devices=("GPU-0",)),))
+    packing.reserve(packing.search(declared["gang"]), "gang")  # a and b
+    packing.reserve(packing.search(declared["other"]), "other")  # one host is left, which is too few
+    packing.release("three")
+    assert hosts_of(packing.place(declared["narrow"])) == ["c"]
+    packing.release("one")
+    packing.release("two")
+    packing.observe(views_of(fleet_of({"a": a_cuda()}), {"a": Known(held=["GPU-0"])})[0])
+    packing.reserve(packing.search(declared["gang"]), "gang")
+    assert packing.place(declared["narrow"]) is None
+    assert hosts_of(packing.place(declared["gang"])) == ["b", "c"]
+    packing.forgo("gang")
+    assert hosts_of(packing.place(declared["narrow"])) == ["b"]
 
 
 def test_cpu_jobs_take_slots_and_cpus() -> None:

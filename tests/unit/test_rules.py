@@ -9,7 +9,7 @@ import pytest
 from gpulayer.placement.explain import sentence
 from gpulayer.placement.plan import Code, Kind, Refusal
 from gpulayer.placement.verdicts import Fits, verdict
-from tests.fleets import a_cuda, a_mac, device, document_of, fleet_of, framework, jobs_of, report, views_of
+from tests.fleets import a_cuda, a_mac, device, document_of, fleet_of, framework, gang, jobs_of, report, views_of
 from tests.oracle import Known
 
 MAC, BOX, PLAIN = a_mac(32, 21, "torch", "torch.mps"), a_cuda(24, 2, "torch", "torch.cuda"), report()
@@ -148,13 +148,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], Co
         Kind.HOST,
     ),
     "nvidia-smi hung": (on("cuda"), report(notes=("nvidia_smi_timeout",)), {}, Code.UNKNOWN, Kind.HOST),
-    "a gang": (
-        on("cpu") | {"distributed": {"nodes": 2, "processes_per_node": 1, "backend": "gloo"}},
-        PLAIN,
+    "an architecture that is not known": (gang(on("cpu")), report(arch=None), {}, Code.UNKNOWN, Kind.HOST),
+    "torch without its collective backend": (
+        gang(on("cpu", framework="torch")),
+        report(capabilities=("torch",)),
         {},
-        Code.DISTRIBUTED,
+        Code.CAPABILITY,
         Kind.HOST,
     ),
+    "another collective backend": (
+        gang(on("cuda", framework="torch"), backend="gloo"),
+        a_cuda(24, 2, "torch.cuda", "torch.distributed.nccl"),
+        {},
+        Code.CAPABILITY,
+        Kind.HOST,
+    ),
+    "more processes than GPUs": (gang(on("cuda"), processes_per_node=3), BOX, {}, Code.GPU_COUNT, Kind.JOB),
 }
 
 
@@ -168,7 +177,8 @@ def test_refused(name: str) -> None:
 
 
 def test_every_code_has_a_case() -> None:
-    assert {code for _, _, _, code, _ in CASES.values()} == set(Code) - {Code.BUSY}
+    of_many = {Code.BUSY, Code.DISTRIBUTED}
+    assert {code for _, _, _, code, _ in CASES.values()} == set(Code) - of_many
 
 
 FITS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -213,6 +223,15 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "labelled": (on("cpu") | {"where": {"labels": {"a": "b"}}}, PLAIN, {"labels": {"a": "b", "c": "d"}}),
     "nothing is demanded, nothing is known": (on("cpu"), report(memory=None, cpus=None, disk=None), {}),
     "held": (on("mps"), MAC, {"held": ["apple:0"]}),
+    "a gang of one host": (gang(on("cpu"), nodes=1), report(arch=None), {}),
+    "a gang of any architectures": (gang(on("cpu"), mixed_arch=True), report(arch=None), {}),
+    "a gang that says nothing of torch": (gang(on("cpu")), PLAIN, {}),
+    "a gang with a GPU for each process": (gang(on("cuda"), processes_per_node=2), BOX, {}),
+    "a gang whose processes share a GPU": (
+        gang(on("cuda", gpus=1, framework="torch"), processes_per_node=4, backend="gloo"),
+        a_cuda(24, 2, "torch.cuda", "torch.distributed.gloo"),
+        {},
+    ),
     "one of three runtimes": (
         on("mps", framework="executorch"),
         report(device("mps"), capabilities=("executorch.mlx",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from gpulayer.placement.document import from_json
 from gpulayer.placement.matching import Matcher
-from gpulayer.placement.plan import HostView
-from gpulayer.placement.verdicts import Fits, verdict
+from gpulayer.placement.plan import Code, HostView
+from gpulayer.placement.verdicts import Fits, Option, Refused, verdict
 from gpulayer.spec.jobs import JobSet
 from tests import oracle
 from tests.fleets import (
@@ -49,16 +50,23 @@ def test_plans_hold_before_the_judge(seed: int, hosts: int, jobs: int) -> None:
 
 
 def equals_job_by_job_and_host_by_host(jobs: JobSet, views: list[HostView]) -> None:
-    """Judging by shape and class changes nothing."""
+    """Judging by shape and class changes nothing, but that a gang's hosts need company."""
     matcher = Matcher(views)
     for job in jobs.jobs.values():
         match = matcher.match(job)
-        for index, view in enumerate(views):
-            one = verdict(job, view)
-            grouped = tuple(options[index] for options in match.ways.values() if index in options)
-            codes = {entry.refusal.code for entry in match.verdict.refusals if view.host.name in entry.hosts} - {"busy"}
-            assert grouped == (one.options if isinstance(one, Fits) else ())
-            assert codes == (set() if isinstance(one, Fits) else {refusal.code for refusal in one.refusals})
+        found = [verdict(job, view) for view in views]
+        alone = [(index, option) for index, one in enumerate(found) if isinstance(one, Fits) for option in one.options]
+        company = Counter((option.accelerator, match.team.kinds[index]) for index, option in alone)
+        ways: dict[int, list[Option]] = {index: [] for index in range(len(views))}
+        for index, option in alone:
+            if company[option.accelerator, match.team.kinds[index]] >= match.team.nodes:
+                ways[index].append(option)
+        for index, (view, one) in enumerate(zip(views, found, strict=True)):
+            expected = {refusal.code for refusal in one.refusals} if isinstance(one, Refused) else set()
+            expected |= {Code.DISTRIBUTED} if isinstance(one, Fits) and not ways[index] else set()
+            codes = {entry.refusal.code for entry in match.verdict.refusals if view.host.name in entry.hosts}
+            assert [options[index] for options in match.ways.values() if index in options] == ways[index]
+            assert codes - {Code.BUSY} == expected
 
 
 def test_the_judge_knows_the_rules_by_itself() -> None:

@@ -98,11 +98,10 @@ def views() -> tuple[HostView, ...]:
 
 
 def is_simulated(row: Row) -> bool:
-    """Whether some machine of the simulated fleet would take such a job."""
-    if not row.allowed:
+    """Whether some machine of the simulated fleet would take such a job: of gangs one machine proves nothing."""
+    if not row.allowed or row.kind is support.JobKind.DISTRIBUTED:
         return False
-    kind = jobs.IndependentJob if row.kind is support.JobKind.INDEPENDENT else jobs.DistributedJob
-    job = kind(name="job", accelerator=row.accelerator, framework=row.framework, command=("true",))
+    job = jobs.IndependentJob(name="job", accelerator=row.accelerator, framework=row.framework, command=("true",))
     return any(isinstance(verdict(job, view), Fits) for view in views())
 
 
