@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from gpulayer.remote.runs import Run
 
 GATE = b"g"
+READY = b"\n"
+"""What the leader tells before it becomes the command. What it tells else is why that did not run."""
+
 _OOM_SHARE = 500
 _NOT_STARTED = 127
 _PYTHONS = ("python", "python3")
@@ -49,7 +52,7 @@ def lead(
             os.close(gate)
             os.umask(umask)
             _offer_to_oom_killer()
-            _start(run, spec, secrets, blobs)
+            _start(run, spec, secrets, blobs, failure)
     except (_StartError, RequestError) as error:
         _tell(failure, str(error))
     except Exception as error:  # noqa: BLE001  # whatever it is, the run's reason must say so
@@ -105,7 +108,7 @@ def interpreter_of(run: Run, spec: dict[str, Any]) -> str:
     return os.path.join(run.work, os.path.expanduser(wanted))
 
 
-def _start(run: Run, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs) -> None:
+def _start(run: Run, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs, failure: int) -> None:
     interpreter = interpreter_of(run, spec)
     _make_work(run, spec, blobs, environment(run, spec, secrets, interpreter))
     variables = environment(run, spec, secrets, interpreter)  # anew: the setup may have made the interpreter
@@ -117,6 +120,7 @@ def _start(run: Run, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs
         words[0] = interpreter
     try:
         raw = [os.fsencode(word) for word in words]
+        os.write(failure, READY)
         os.execvpe(raw[0], raw, variables)  # noqa: S606  # the user's own command, word by word
     except FileNotFoundError:
         if os.path.exists(words[0]):

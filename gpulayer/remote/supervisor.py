@@ -100,7 +100,8 @@ class Supervisor:
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            processes.shed({0, 1, 2, gate, failure, code, *leases})
+            # With the end that we read from at hand it can tell us of its start and live on where we are gone.
+            processes.shed({0, 1, 2, gate, failure, self._failure, code, *leases})
             for lease in leases:
                 os.set_inheritable(lease, True)  # the job holds its devices itself, whatever becomes of us
             job.lead(self._run, spec, secrets, blobs, umask=umask, gate=gate, failure=failure)
@@ -312,13 +313,16 @@ class Supervisor:
 
     def _outcome(self) -> tuple[str, dict[str, Any]]:
         """Return how the leader has ended: the status and what belongs to it."""
-        status = self._leader_status or 0
+        status, told = self._leader_status or 0, b""
         with contextlib.suppress(BlockingIOError):
-            reason = os.read(self._failure, _MAX_REASON).decode("utf-8", "replace")
-            if reason:
-                return states.FAILED_TO_START, {"reason": reason}
+            told = os.read(self._failure, _MAX_REASON)
+        reason = told.removeprefix(job.READY).decode("utf-8", "replace")
         if os.WIFSIGNALED(status):
-            return states.SIGNALED, {"signal": os.WTERMSIG(status)}
+            if told:
+                return states.SIGNALED, {"signal": os.WTERMSIG(status)}
+            reason = f"ended by signal {os.WTERMSIG(status)} before its command ran"
+        if reason:
+            return states.FAILED_TO_START, {"reason": reason}
         return states.EXITED, {"code": os.WEXITSTATUS(status)}
 
     def _keep_awake(self) -> None:

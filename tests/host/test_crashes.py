@@ -94,6 +94,15 @@ def test_a_crash_after_the_gate_never_starts_it_twice(agents: Agents, tmp_path: 
     assert starts(journal) == (0 if point in AT_GATE else 1)
 
 
+def test_a_leader_that_dies_before_it_is_the_command_has_not_started(agents: Agents, tmp_path: Path) -> None:
+    journal, spec = journaled(tmp_path)
+    agents(env={"GL_FAIL": "work-made:kill:1"}).launch(spec)
+    state = agents().follow(spec["run"])[0]
+    assert (state["status"], state["signal"]) == ("failed_to_start", None)
+    assert state["reason"] == "ended by signal 9 before its command ran"
+    assert starts(journal) == 0
+
+
 def test_an_agent_that_dies_mid_launch_changes_nothing(agents: Agents, tmp_path: Path) -> None:
     journal, spec = journaled(tmp_path, "sleep 0.2")
     first = agents()
