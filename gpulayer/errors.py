@@ -9,6 +9,15 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
+MOST_TOLD = 2000
+"""Characters that are kept of what a host, a server or a program of others says."""
+
+
+def told(text: str) -> str:
+    """Return what others said as it may stand in messages and records: not too long, and encodable as UTF-8."""
+    kept = text if len(text) <= MOST_TOLD else f"{text[: MOST_TOLD - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return kept.encode(errors="backslashreplace").decode()
+
 
 class ExitCode(enum.IntEnum):
     """Exit codes of the command line. Where several hold, the first of 2, 5, 4, 3, 1 applies.
@@ -98,11 +107,11 @@ class HostError(GpulayerError):
     exit_code = ExitCode.UNREACHABLE
 
     def __init__(self, host: str, stage: Stage, message: str, *, fix: str | None = None) -> None:
-        """`message` is one sentence without the host's name."""
-        super().__init__(f"{host}: {stage.value}: {message}", fix=fix)
+        """`message` is one sentence without the host's name; of one that quotes too much of others the end is cut."""
         self.host = host
         self.stage = stage
-        self.reason = message
+        self.reason = told(message)
+        super().__init__(f"{host}: {stage.value}: {self.reason}", fix=fix)
 
 
 class StalePlanError(GpulayerError):

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gpulayer.errors import GpulayerError, HostError, Stage
+from gpulayer.errors import GpulayerError, HostError, Stage, told
 from gpulayer.fleet.connector import Connector, jittered
 from gpulayer.fleet.diagnosis import Evidence, no_agent
 from gpulayer.fleet.shipment import preamble
@@ -32,7 +32,8 @@ _LAST_WORDS = 1.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 15.0
 _KEPT = 16 * 1024
-_FRAMES = 100_000
+_UNREAD = 2 * 1024 * 1024
+_FRAME = 64
 
 
 class AgentError(GpulayerError):
@@ -43,8 +44,8 @@ class AgentError(GpulayerError):
         error = header["error"] if isinstance(header["error"], dict) else {}
         message, fix = error.get("message"), error.get("fix")
         super().__init__(
-            f"{host}: {message if isinstance(message, str) else 'an error without a message'}",
-            fix=fix if isinstance(fix, str) else None,
+            f"{host}: {told(message) if isinstance(message, str) else 'an error without a message'}",
+            fix=told(fix) if isinstance(fix, str) else None,
         )
         self.host = host
         self.code = str(error.get("code", "unknown"))
@@ -60,6 +61,11 @@ class Reply:
     payload: bytes
 
 
+def _size(reply: Reply) -> int:
+    """Return about how many bytes of the link a frame has taken, its payload aside."""
+    return _FRAME + len(repr(reply.header))
+
+
 class Stream:
     """The frames of one request, in order, for one consumer: `async for reply in stream`.
 
@@ -73,6 +79,7 @@ class Stream:
         self._session = session
         self._number = number
         self._frames: collections.deque[Reply] = collections.deque()
+        self._unread = 0  # about how many bytes of headers wait in them
         self._arrived = asyncio.Event()
         self._received = 0
         self._taken = 0
@@ -98,6 +105,7 @@ class Stream:
             self._arrived.clear()
             await self._arrived.wait()
         reply = self._frames.popleft()
+        self._unread -= _size(reply)
         self._taken += len(reply.payload)
         return reply
 
@@ -117,7 +125,8 @@ class Stream:
             self._done = True
             return True
         self._received += len(reply.payload)
-        if self._received - self._acknowledged > WINDOW + MAX_PAYLOAD or len(self._frames) > _FRAMES:
+        self._unread += _size(reply)
+        if self._received - self._acknowledged > WINDOW + MAX_PAYLOAD or self._unread > _UNREAD:
             raise ProtocolError("the agent sends more than it was allowed to")
         self._frames.append(reply)
         return False
@@ -143,7 +152,9 @@ class Session:
         self._channel: Channel | None = None
         self._nonce = secrets.token_hex(16)
         self._reader = FrameReader(self._nonce)
-        self._pending: dict[int, asyncio.Future[Reply] | Stream] = {}
+        # Each request waits for one last frame, also where nobody waits for that any more (None): what comes without
+        # having been asked for is no answer, and a host could send it without end.
+        self._pending: dict[int, asyncio.Future[Reply] | Stream | None] = {}
         self._number = 0
         self._evidence = Evidence()
         self._heard = 0.0
@@ -221,7 +232,8 @@ class Session:
             await self._gone.wait()
             raise
         self.hello = reply.header
-        self._watch = asyncio.create_task(self._watch_link())
+        if not self.closed.done():  # what came behind the answer may have ended the link already
+            self._watch = asyncio.create_task(self._watch_link())
 
     async def _last_words(self, patience: float) -> HostError:
         """Give up a start, and say why. A shell that reads its whole input first says what it is at the end of it."""
@@ -263,7 +275,8 @@ class Session:
                 fix="the host may be overloaded or its disk may hang; try again",
             ) from None
         finally:
-            self._pending.pop(number, None)
+            if self._pending.get(number) is waiter:
+                self._pending[number] = None
 
     async def stream(self, op: str, payload: bytes = b"", **fields: object) -> Stream:
         """Begin a request that is answered by many frames. Raises HostError where the link is lost already."""
@@ -275,7 +288,7 @@ class Session:
             await self.drain()
         return stream
 
-    def _begin(self, waiter: asyncio.Future[Reply] | Stream) -> int:
+    def _begin(self, waiter: asyncio.Future[Reply] | Stream | None) -> int:
         if self.closed.done():
             raise self.closed.result()
         self._number += 1
@@ -321,8 +334,7 @@ class Session:
             if loop.time() - self._heard > SILENCE:
                 self._end(self._lost(f"nothing came for {SILENCE:.0f} s"))
                 return
-            self._number += 1
-            self.send({"id": self._number, "op": "ping"})
+            self.send({"id": self._begin(None), "op": "ping"})
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the agent's output (a transport's receiver)."""
@@ -358,20 +370,22 @@ class Session:
 
     def _dispatch(self, reply: Reply) -> None:
         number = reply.header.get("id")
-        if not isinstance(number, int) or not 0 < number <= self._number:
-            raise ProtocolError(f"an answer to a request that was never made: {number!r:.40}")
-        waiter = self._pending.get(number)
+        if not isinstance(number, int) or number not in self._pending:
+            raise ProtocolError(f"an answer to nothing that was asked: {number!r:.40}")
+        waiter = self._pending[number]
         if isinstance(waiter, Stream):
             if waiter.take(reply):
                 del self._pending[number]
-        elif waiter is not None and not waiter.done():
-            if "error" in reply.header:
-                waiter.set_exception(AgentError(self.host.name, reply.header))
-            elif "ok" in reply.header:
-                waiter.set_result(reply)
-            else:
-                raise ProtocolError("a request was answered by a stream")
-        # Else it answers a ping, or what nobody waits for any more.
+            return
+        if not reply.header.keys() & {"ok", "error"}:
+            raise ProtocolError("a request was answered by a stream")
+        del self._pending[number]
+        if waiter is None or waiter.done():
+            return  # a ping, or what nobody waits for any more
+        if "error" in reply.header:
+            waiter.set_exception(AgentError(self.host.name, reply.header))
+        else:
+            waiter.set_result(reply)
 
     def _end(self, error: HostError) -> None:
         """End the link for everybody who waits, once."""
@@ -383,7 +397,7 @@ class Session:
         for waiter in self._pending.values():
             if isinstance(waiter, Stream):
                 waiter.fail(error)
-            elif not waiter.done():
+            elif waiter is not None and not waiter.done():
                 waiter.set_exception(error)
         self._pending.clear()
         if self._channel is not None and not self._gone.is_set():

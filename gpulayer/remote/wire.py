@@ -133,7 +133,7 @@ class FrameReader:
         del line  # it exports the buffer, which could then not shrink
         del buffer[:end]
         self._need = 0
-        return _header(head), payload
+        return parse(head), payload
 
     def _skip_noise(self) -> bool:
         found = self._buffer.find(self._marker, self._searched)
@@ -150,18 +150,24 @@ class FrameReader:
         return True
 
 
-def _header(data: bytes) -> dict[str, Any]:
-    """Parse a header. Raises ProtocolError for what is not a JSON object within the limits."""
+def parse(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that a peer sent: a header, or a document that a payload is.
+
+    Raises ProtocolError for what is none, or is beyond the limits: 1 MiB, 16 levels, 64 Ki characters a string. A name
+    that stands twice, and a number that is not finite, make it invalid: no two readers agree on them.
+    """
+    if len(data) > MAX_HEADER:
+        raise ProtocolError(f"a JSON text of {len(data)} bytes is larger than the protocol allows")
     try:
-        header = strict_json(data)
+        document = strict_json(data)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"a header is no valid JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise ProtocolError("a header is no JSON object")
+        raise ProtocolError(f"no valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ProtocolError("no JSON object")
     # Most headers are too small to break a limit, and are looked at no further.
     if len(data) > MAX_STRING or data.count(b"{") + data.count(b"[") > MAX_DEPTH:
-        _check(header, MAX_DEPTH)
-    return header
+        _check(document, MAX_DEPTH)
+    return document
 
 
 def strict_json(data: bytes) -> object:
@@ -202,10 +208,10 @@ def _whole(word: str) -> int:
 def _check(value: object, depth: int) -> None:
     if isinstance(value, str):
         if len(value) > MAX_STRING:
-            raise ProtocolError(f"a string in a header is longer than {MAX_STRING} characters")
+            raise ProtocolError(f"a string is longer than {MAX_STRING} characters")
     elif isinstance(value, (dict, list)):
         if depth == 0:
-            raise ProtocolError(f"a header is nested deeper than {MAX_DEPTH}")
+            raise ProtocolError(f"it is nested deeper than {MAX_DEPTH}")
         if isinstance(value, dict):
             for name, item in value.items():
                 _check(name, depth)

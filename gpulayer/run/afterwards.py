@@ -149,7 +149,7 @@ async def _ask(
 
 def _told(host: str, run: KnownRun, state: object) -> KnownRun:
     if state is not None:
-        return run_state(host, state).run
+        return run_state(host, state, run).run
     if run.status == states.LAUNCHING:  # the launch never arrived: nothing was started
         return replace(run, status=states.QUEUED, host="", devices=())
     return _unknown(run, why_unknown(host, (host,), (host,)))

@@ -38,6 +38,7 @@ from gpulayer.run.replies import BadReplyError, Process, Reader, RunState, gang_
 from gpulayer.run.store import Store
 
 TAIL: Final = 4096  # bytes before the offset that host and follower compare
+LONGEST_LOG: Final = 2**43  # bytes: a place beyond it, which some file systems lack, is a host's error and not ours
 PATIENCE: Final = 600.0  # seconds without a word from a host until its runs are `unknown`
 PAUSES: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds between attempts while a host does not answer
 
@@ -228,7 +229,10 @@ class Follower:
             self.links.insist(host, functools.partial(self._stream, log=log, changed=changed))
             for log, changed in zip(logs, watches, strict=True)
         )
-        state = run_state(host, first.get("state"))
+        run = logs[0].run
+        state = run_state(host, first.get("state"), run)
+        if state.run.status not in states.FINAL:
+            raise BadReplyError(host, f"the agent's last word of {run.run} is {state.run.status}, which is no end")
         watch.changed(state)
         return state
 
@@ -253,7 +257,7 @@ class Follower:
             raise UsageError(
                 f"{run.host} no longer knows {run.run}", fix="what came from it before is in .gpulayer/runs"
             )
-        return run_state(run.host, told[run.run])
+        return run_state(run.host, told[run.run], run)
 
     async def _fetch(self, state: RunState) -> None:
         run = state.run
@@ -312,12 +316,14 @@ class Follower:
             self.links.answered(host)
             reader = Reader(host, frame.header)
             if reader.get("state") is not None:
-                changed(run_state(host, reader.get("state")))
+                changed(run_state(host, reader.get("state"), log.run))
                 continue
             if reader.number("off") != offset:
                 raise reader.bad("off")
             if reader.get("hole") is not None:
                 dropped = reader.number("hole")
+                if offset + dropped > LONGEST_LOG:
+                    raise reader.bad("hole")
                 self.reporter.say(log.event(LOG_DROPPED, offset=offset, bytes=dropped))
                 offset += dropped
                 continue
@@ -336,7 +342,7 @@ class _Watch:
         self._whole = run
         self._parts = {part.run: part for part in run.parts}
         self._reporter = reporter
-        self._strangers: list[Process] = []
+        self._strangers: dict[str, frozenset[Process]] = {}  # of each part, as its host told last
 
     def changed(self, state: RunState) -> None:
         """Take a state that a host tells; each of a node's logs brings it."""
@@ -351,8 +357,9 @@ class _Watch:
                 told.append((whole, {"accelerator": state.accelerator}))
             self._whole = whole
         self._reporter.statuses(told)
-        if new := [process for process in state.foreign or () if process not in self._strangers]:
-            self._strangers.extend(new)
+        known = self._strangers.get(run.run, frozenset())
+        if new := [process for process in state.foreign or () if process not in known]:
+            self._strangers[run.run] = frozenset(state.foreign or ())
             self._reporter.say(
                 Event(
                     event=FOREIGN_PROCESS, at=now(), job=run.job, run=run.run, host=run.host,

@@ -25,6 +25,8 @@ from gpulayer.spec.identity import asked_python, gang_run
 from gpulayer.spec.jobs import DistributedJob, JobSpec
 from gpulayer.spec.support import Accelerator
 
+MOST_SECRETS: Final = 1024 * 1024  # bytes of all secrets of a job as JSON: macOS gives a program no more in all
+LONGEST_SECRET: Final = 128 * 1024  # bytes of NAME=value with its NUL: execve(2) of Linux takes no longer one
 SPEC_SCHEMA: Final = "gpulayer.spec/1"
 SILENCE: Final = 60.0  # seconds without a word after which the nodes of a gang count each other as lost
 LOCKED: Final = 1.0  # seconds until a launch is sent again that another launch of the same run is in the way of
@@ -55,15 +57,26 @@ class Unwanted:
 
 
 def check_secrets(jobs: Iterable[JobSpec], environment: Mapping[str, str] = os.environ) -> None:
-    """UsageError that names every secret which is not set here, before anything connects."""
+    """UsageError that names every secret which is not set here or too long, before anything connects."""
     missing: dict[str, list[str]] = {}
     for job in jobs:
+        values = {name: environment[name] for name in job.secrets if name in environment}
         for name in job.secrets:
             if name not in environment:
                 missing.setdefault(name, []).append(job.name)
+            elif (size := len(os.fsencode(f"{name}={values[name]}")) + 1) > LONGEST_SECRET:
+                raise _too_long(f"the secret {name} of {job.name} has {size:,} bytes", LONGEST_SECRET)
+        if (size := len(json.dumps(values))) > MOST_SECRETS:
+            raise _too_long(f"the secrets of {job.name} have {size:,} bytes as JSON", MOST_SECRETS)
     if missing:
         names = ", ".join(f"{name} (of {', '.join(users)})" for name, users in sorted(missing.items()))
         raise UsageError(f"secrets are not set in the environment: {names}", fix=f"export {' '.join(sorted(missing))}")
+
+
+def _too_long(what: str, most: int) -> UsageError:
+    return UsageError(
+        f"{what}, and an environment takes {most:,}", fix="put what is long into a file on the host, and name that"
+    )
 
 
 def spec_of(
@@ -152,7 +165,7 @@ class Launcher:
     links: Links
     reporter: Reporter
     trees: Mapping[str, Tree]
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)  # it has secrets
     _synced: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
 
     async def launch(

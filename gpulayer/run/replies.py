@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
-from gpulayer.errors import HostError, Stage
+from gpulayer.errors import HostError, Stage, told
 from gpulayer.placement.gangs import together
 from gpulayer.placement.plan import FirstFailure, KnownRun, RankEnd
 from gpulayer.remote import states
@@ -17,20 +18,21 @@ from gpulayer.spec.identity import node_run
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 KEY: Final = re.compile(r"[0-9a-f]{8,64}")
 HOST_WORDS: Final = frozenset(states.MOVES) - {states.QUEUED, states.UNKNOWN}
+TREES: Final = frozenset({"empty", "best_effort", "alive"})
+DEVICES: Final = frozenset({"free", "held", "unknown"})
+PROCESSES: Final = 1000  # of others that are told of one run
+NODES: Final = 4096  # of a gang; which of them are missing is counted
+RANKS: Final = 1024  # of one node: each has a log that is followed
 MOST: Final = 2**53  # the largest whole number that JSON carries exactly everywhere
 
 
 class BadReplyError(HostError):
     """A host answers, but not as the protocol says: asking it again changes nothing."""
 
-    def __init__(self, host: str, what: str) -> None:
+    def __init__(self, host: str, what: str, *, fix: str | None = None) -> None:
         """Say `what` of the answer does not hold."""
-        super().__init__(
-            host,
-            Stage.PROTOCOL,
-            what,
-            fix="look at the host: another program may answer in the agent's place, or its state folder may be damaged",
-        )
+        look = "look at the host: another program may answer in the agent's place, or its state folder may be damaged"
+        super().__init__(host, Stage.PROTOCOL, what, fix=fix or look)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +101,19 @@ def _process(host: str, entry: object) -> Process:
 
 
 def _processes(host: str, reader: Reader, key: str) -> tuple[Process, ...]:
-    return tuple(_process(host, entry) for entry in reader.items(key))
+    entries = reader.items(key)
+    if len(entries) > PROCESSES:
+        raise reader.bad(key)
+    return tuple(_process(host, entry) for entry in entries)
 
 
 def _left(host: str, value: object) -> dict[str, object]:
     reader = Reader(host, value)
+    devices = reader.table("devices")
+    if not DEVICES.issuperset(devices.values()):
+        raise reader.bad("devices")
     processes = listed(_processes(host, reader, "processes"))
-    return {"tree": reader.text("tree"), "devices": reader.table("devices"), "processes": processes}
+    return {"tree": reader.word("tree", TREES), "devices": devices, "processes": processes}
 
 
 def gang_state(states: Sequence[RunState]) -> RunState:
@@ -140,21 +148,32 @@ def _first_failure(host: str, value: object) -> FirstFailure:
     )
 
 
-def run_state(host: str, state: object) -> RunState:
-    """Read one state of docs/protocol.md; BadReplyError names the field that does not hold."""
+def run_state(host: str, state: object, run: KnownRun | None = None) -> RunState:
+    """Read one state of docs/protocol.md; BadReplyError names the field that does not hold.
+
+    `run` is the one that was asked for: what a host says of another one is no answer.
+    """
     reader = Reader(host, state)
+    name = reader.matching("run", RUN_ID)
+    if run is not None and (name, reader.get("job"), reader.get("key")) != (run.run, run.job, run.key):
+        raise reader.bad("run")
     node, nodes = None, None
     if reader.get("gang") is not None:
         gang = Reader(host, reader.get("gang"))
         node, nodes = gang.number("node"), gang.number("nodes")
-        if not reader.text("run").endswith(node_run("", node)):
+        if not node < nodes <= NODES:
+            raise reader.bad("gang")
+        if not name.endswith(node_run("", node)):
             raise reader.bad("run")
-    ranks = [_rank(host, entry) for entry in reader.items("ranks")] if node is not None else []
+    entries = reader.items("ranks") if node is not None else []
+    ranks = [_rank(host, entry) for entry in entries]
+    if len({end.rank for end, _ in ranks}) != len(ranks) or len(ranks) > RANKS:
+        raise reader.bad("ranks")
     foreign = None if reader.get("foreign_process") is None else _processes(host, reader, "foreign_process")
     failure = reader.get("first_failure")
     return RunState(
         run=KnownRun(
-            run=reader.matching("run", RUN_ID),
+            run=name,
             job=reader.matching("job", NAME),
             key=reader.matching("key", KEY),
             attempt=reader.number("attempt"),
@@ -164,8 +183,8 @@ def run_state(host: str, state: object) -> RunState:
             code=reader.optional_number("code"),
             signal=reader.optional_number("signal"),
             reason=reader.optional_text("reason"),
-            started_at=reader.optional_text("started_at"),
-            ended_at=reader.optional_text("ended_at"),
+            started_at=reader.optional_time("started_at"),
+            ended_at=reader.optional_time("ended_at"),
             node=node,
             nodes=nodes,
             ranks=tuple(end for end, _ in ranks),
@@ -200,10 +219,20 @@ class Reader:
         return self._document.get(key)
 
     def text(self, key: str) -> str:
-        """Return a string."""
+        """Return a string, as it may stand in messages and records."""
         value = self.get(key)
         if not isinstance(value, str):
             raise self.bad(key)
+        return told(value)
+
+    def optional_time(self, key: str) -> str | None:
+        """Return a time with its zone (RFC 3339), or None."""
+        value = self.optional_text(key)
+        try:
+            if value is not None and datetime.fromisoformat(value).tzinfo is None:
+                raise self.bad(key)
+        except ValueError:
+            raise self.bad(key) from None
         return value
 
     def optional_text(self, key: str) -> str | None:
@@ -249,7 +278,7 @@ class Reader:
         value = self.get(key)
         if not isinstance(value, dict) or not all(isinstance(word, str) for word in value.values()):
             raise self.bad(key)
-        return dict(value)
+        return {told(name): told(word) for name, word in value.items()}
 
     def items(self, key: str) -> list[Any]:
         """Return a list of whatever."""

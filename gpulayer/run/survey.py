@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +13,8 @@ from gpulayer.gpu.facts import BadReportError, HostFacts, facts_from_report
 from gpulayer.placement.gangs import known_now
 from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.remote import states
-from gpulayer.run.replies import Reader, RunState, run_state
+from gpulayer.remote.wire import ProtocolError, parse
+from gpulayer.run.replies import BadReplyError, Reader, RunState, run_state
 from gpulayer.spec.inventory import Host, Inventory
 
 FLEET_SCHEMA: Final = "gpulayer.fleet/1"
@@ -23,6 +23,9 @@ PROBE_LIMIT: Final = 130.0
 DEEP_PROBE_LIMIT: Final = 310.0
 ASIDE_LIMIT: Final = 5.0  # seconds that one host is waited for before a launch on another
 
+MOST_RUNS: Final = 100_000
+"""Runs of one project that a host may tell of. More are no history but a flood."""
+
 LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists no runs
 
 
@@ -30,13 +33,15 @@ LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists
 class Surveyed:
     """One host's answer: the view that planning uses, and the raw probe report (None where there is none).
 
-    `python` is the interpreter that the report is of, as it was named; None is whichever the host has.
+    `python` is the interpreter that the report is of, as it was named; None is whichever the host has. `identity` is
+    the random id of the host's state folder, None where the host was not reached.
     """
 
     view: HostView
     report: Mapping[str, Any] | None = None
     python: str | None = None
     states: tuple[RunState, ...] = ()
+    identity: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ async def survey(fleet: Fleet, hosts: Iterable[Host], question: Question) -> lis
     hosts = list(hosts)
     found = await fleet.connect([host.name for host in hosts])
     answers = await asyncio.gather(*(_survey(host, found[host.name], question) for host in hosts))
-    return _one_name_a_host(answers, found)
+    return _one_name_a_host(answers)
 
 
 async def _survey(host: Host, session: Session | HostError, question: Question) -> Surveyed:
@@ -77,7 +82,7 @@ async def _survey(host: Host, session: Session | HostError, question: Question) 
         return _unreached(host, session)
     try:
         hello = Reader(host.name, session.hello)
-        domain = (hello.text("boot_id"), hello.text("lease_dir"))
+        domain, identity = (hello.text("boot_id"), hello.text("lease_dir")), hello.text("host_id")
         report, facts, pythons = await _probes(session, question)
         states: tuple[RunState, ...] = ()
         taken = Occupancy(holders={}, slots_held=0)
@@ -97,7 +102,8 @@ async def _survey(host: Host, session: Session | HostError, question: Question) 
         slots_held=taken.slots_held,
         runs=tuple(state.run for state in states),
     )
-    return Surveyed(view=view, report=report, python=question.python or session.python, states=states)
+    python = question.python or session.python
+    return Surveyed(view=view, report=report, python=python, states=states, identity=identity)
 
 
 async def _probes(
@@ -130,9 +136,9 @@ async def _probe(
         deep=question.deep,
     )
     try:
-        report = json.loads(reply.payload)
+        report = parse(reply.payload)
         return report, facts_from_report(report)
-    except (BadReportError, ValueError, RecursionError) as error:
+    except (BadReportError, ProtocolError) as error:
         raise HostError(
             session.name, Stage.PROTOCOL, f"the probe's report does not hold: {error}",
             fix="run `python -m gpulayer.probe` on the host and look at what it prints",
@@ -148,6 +154,11 @@ async def known_runs(session: Session, project: str) -> tuple[Occupancy, tuple[R
         page = [run_state(session.name, state) for state in reply.items("runs")]
         taken = Occupancy(holders=reply.table("holders"), slots_held=reply.number("slots_held"))
         states += page
+        if len(states) > MOST_RUNS:
+            raise BadReplyError(
+                session.name, f"it tells of more than {MOST_RUNS:,} runs of project {project}",
+                fix="give the project another `name`, or the host another `state_dir`",
+            )  # fmt: skip
         if not reply.get("more"):
             return taken, tuple(states)
         if not page or (after is not None and page[-1].run.run <= after):
@@ -177,18 +188,13 @@ def _unreached(host: Host, error: HostError) -> Surveyed:
     return Surveyed(view=view)
 
 
-def _one_name_a_host(answers: Sequence[Surveyed], found: Mapping[str, Session | HostError]) -> list[Surveyed]:
+def _one_name_a_host(answers: Iterable[Surveyed]) -> list[Surveyed]:
     """Let a state folder answer under one name alone: its runs would be counted twice, and found under either."""
     first: dict[str, str] = {}
     result: list[Surveyed] = []
     for answer in answers:
         host = answer.view.host
-        session = found[host.name]
-        if not answer.view.reached or isinstance(session, HostError):
-            result.append(answer)
-            continue
-        identity = Reader(host.name, session.hello).text("host_id")
-        other = first.setdefault(identity, host.name)
+        other = host.name if answer.identity is None else first.setdefault(answer.identity, host.name)
         if other == host.name:
             result.append(answer)
             continue

@@ -5,6 +5,7 @@ It reads what the real command would read, so that it knows the connection's non
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -55,6 +56,12 @@ def noise_after(peer: Peer) -> None:
     peer.write(b"hello\n")
 
 
+def doubled(nonce: str) -> bytes:
+    """A frame in which a name stands twice, with the right hash."""
+    head = b'{"id":1,"ok":true,"ok":false}'
+    return f"@@GL1 {nonce} {len(head)} 0 {hashlib.sha256(head).hexdigest()[:16]}\n".encode() + head
+
+
 def damaged(peer: Peer) -> None:
     frame = encode(peer.nonce, {"id": 1, "ok": True})
     peer.write(frame.replace(b"true", b"null"))
@@ -70,18 +77,65 @@ def drip(peer: Peer) -> None:
         time.sleep(0.05)
 
 
-def flood(peer: Peer) -> None:
-    peer.greet()
-    number = peer.receive()[0]["id"]
-    while True:
-        peer.send({"id": number, "off": 0}, bytes(1 << 20))
+def flood(made: bytes, to: int = 1) -> None:
+    """Write the same bytes as fast as the link takes them, to standard output or to another descriptor."""
+    while made:
+        os.write(to, made)
 
 
-def flood_small(peer: Peer) -> None:
+def flood_frames(header: dict[str, Any], payload: bytes = b"") -> Callable[[Peer], None]:
+    """Greet, and answer the first request by such frames without end."""
+
+    def run(peer: Peer) -> None:
+        peer.greet()
+        number = peer.receive()[0]["id"]
+        frame = encode(peer.nonce, {"id": number, **header}, payload)
+        flood(frame * (1 + (1 << 18) // len(frame)))
+
+    return run
+
+
+def flood_before(_peer: Peer) -> None:
+    flood(b"x" * (1 << 18))
+
+
+def flood_beside(_peer: Peer) -> None:
+    flood(b"x" * (1 << 18), to=2)
+
+
+def flood_after(peer: Peer) -> None:
     peer.greet()
-    number = peer.receive()[0]["id"]
-    while True:
-        peer.write(encode(peer.nonce, {"id": number}) * 1000)
+    flood(b"x" * (1 << 18))
+
+
+def flood_in_a_frame(peer: Peer) -> None:
+    """Begin a frame of the largest size, and go on with what is no part of it."""
+    peer.greet()
+    peer.line(f"{1 << 20} {2 << 20} 0123456789abcdef")
+    flood(b"x" * (1 << 18))
+
+
+def flood_of_answers(peer: Peer) -> None:
+    """Answer the first request again and again."""
+    first = peer.receive()[0]["id"]
+    flood(encode(peer.nonce, {"id": first, "ok": True}) * 2000)
+
+
+def flood_of_pongs(peer: Peer) -> None:
+    """Answer pings that were never sent."""
+    peer.greet()
+    for number in range(2, 1 << 30):
+        peer.write(b"".join(encode(peer.nonce, {"id": number + part, "ok": True}) for part in range(2000)))
+
+
+def bomb(peer: Peer) -> None:
+    """Answer by a header that is as large as may be and takes thirty times that in memory, again and again."""
+    peer.greet()
+    for _ in range(1 << 30):
+        number = peer.receive()[0]["id"]
+        head = b'{"id":%d,"ok":[%s{}]}' % (number, b"{}," * ((1 << 20) // 3 - 20))
+        digest = hashlib.sha256(head).hexdigest()[:16]
+        peer.write(f"@@GL1 {peer.nonce} {len(head)} 0 {digest}\n".encode() + head)
 
 
 def error_without_words(peer: Peer) -> None:
@@ -138,8 +192,17 @@ MODES: dict[str, Callable[[Peer], None]] = {
     "damaged": damaged,
     "other-nonce": other_nonce,
     "drip": drip,
-    "flood": flood,
-    "flood-small": flood_small,
+    "flood-before": flood_before,
+    "flood-beside": flood_beside,
+    "flood-after": flood_after,
+    "flood-in-a-frame": flood_in_a_frame,
+    "flood-of-answers": flood_of_answers,
+    "flood-of-pongs": flood_of_pongs,
+    "flood-stream": flood_frames({"off": 0}, bytes(1 << 20)),
+    "flood-stream-of-nothing": flood_frames({}),
+    "flood-stream-of-headers": flood_frames({"x": [{}] * 50_000}),
+    "bomb": bomb,
+    "twice": lambda peer: peer.write(doubled(peer.nonce)),
     "error-without-words": error_without_words,
     "answer-by-stream": answer_by_stream,
     "mute": mute,

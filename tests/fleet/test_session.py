@@ -27,7 +27,7 @@ async def session(plain_host: SshdHost, connect_options: ConnectOptions) -> Asyn
 
 @pytest.mark.parametrize(
     "mode",
-    ["huge", "negative", "exponent", "no-digits", "deep", "stranger", "number", "damaged", "noise-after"],
+    ["huge", "negative", "exponent", "no-digits", "deep", "stranger", "number", "damaged", "twice", "noise-after"],
 )
 async def test_a_frame_that_may_not_be_ends_the_link(hostile: Host, failure: Failure, mode: str) -> None:
     error = await failure(dataclasses.replace(hostile, python=mode))
@@ -38,20 +38,6 @@ async def test_a_frame_that_may_not_be_ends_the_link(hostile: Host, failure: Fai
 async def test_what_is_no_whole_frame_of_ours_is_no_answer(hostile: Host, failure: Failure, mode: str) -> None:
     error = await failure(dataclasses.replace(hostile, python=mode), start_timeout=1)
     assert error.stage in (Stage.SHELL, Stage.PROTOCOL)
-
-
-@pytest.mark.parametrize("mode", ["flood", "flood-small"])
-async def test_a_flood_ends_the_link_before_it_fills_the_memory(
-    hostile: Host, connect_options: ConnectOptions, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    monkeypatch.setattr(session_module, "_FRAMES", 2000)
-    async with await open_hostile(hostile, mode, connect_options) as session:
-        stream = await session.stream("follow", run="x")  # nobody takes a frame
-        error = await session.closed
-        assert error.stage is Stage.PROTOCOL
-        assert "more than it was allowed to" in error.reason
-        with pytest.raises(HostError):
-            [frame async for frame in stream]
 
 
 async def test_an_answer_of_the_wrong_form_ends_the_link(hostile: Host, connect_options: ConnectOptions) -> None:

@@ -45,7 +45,11 @@ TABLE: dict[str, set[str]] = {
     "fleet.transport": {"errors"},
     "fleet.shipment": set(),
     # A controller dies at named points as a host does, for the tests that prove what a crash leads to.
-    "run": {"errors", "spec", "gpu.facts", "placement", "remote.states", "remote.failpoints", "fleet", "run"},
+    # A probe's report is read by the reader of all that hosts send.
+    "run": {
+        *("errors", "spec", "gpu.facts", "placement", "remote.states", "remote.failpoints", "remote.wire", "fleet"),
+        "run",
+    },
     "cli": EVERYTHING | {""},  # "": the version
     "__main__": {"cli"},
     "": EVERYTHING,

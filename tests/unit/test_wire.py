@@ -18,6 +18,7 @@ from gpulayer.remote.wire import (
     FrameReader,
     ProtocolError,
     encode,
+    parse,
 )
 from tests.fuzz import frames as fuzz
 
@@ -160,6 +161,13 @@ def test_noise_is_skipped_up_to_its_limit() -> None:
 def test_a_header_outside_the_limits_is_refused(header: bytes) -> None:
     with pytest.raises(ProtocolError):
         read(raw(header))
+
+
+def test_a_document_in_a_payload_has_the_limits_of_a_header() -> None:
+    assert parse(b'{"a": [1e9, null]}') == {"a": [1e9, None]}
+    for data in (b'{"a": 1, "a": 1}', b'{"x": "' + b"x" * MAX_HEADER + b'"}', '{"a": 1}'.encode("utf-16")):
+        with pytest.raises(ProtocolError):
+            parse(data)
 
 
 def test_a_header_at_the_limits_is_taken() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpulayer.errors import ExitCode, HostError, UsageError
+from gpulayer.errors import ExitCode, HostError, Stage, UsageError
+from gpulayer.fleet.session import AgentError
 from gpulayer.placement.plan import (
     Action,
     Code,
@@ -228,6 +229,24 @@ def test_needed_hosts() -> None:
     assert needed_hosts(plan_of(Action.UP_TO_DATE)) == (set(), set())
 
 
+def test_a_state_of_another_run_is_no_answer() -> None:
+    asked = run_state("alpha", STATE).run
+    assert run_state("alpha", STATE, asked).run == asked
+    for other in ({"run": "b-0123456789ab-a1"}, {"job": "b"}, {"key": "f" * 64}):
+        with pytest.raises(HostError, match="'run'"):
+            run_state("alpha", STATE | other, asked)
+
+
+def test_what_a_host_says_is_cut_and_can_be_kept() -> None:
+    reason = run_state("alpha", STATE | {"reason": "\ud800" + "x" * 60_000}).run.reason
+    assert reason is not None
+    assert reason.startswith("\\ud800x")
+    assert len(reason.encode()) < 2100
+    error = AgentError("alpha", {"error": {"code": "x", "message": "m" * 60_000, "fix": "\udfff"}})
+    assert (len(error.message) < 2100, error.fix) == (True, "\\udfff")
+    assert len(str(HostError("alpha", Stage.CONNECT, "x" * 60_000))) < 2100
+
+
 def test_unset_secrets_are_named_all_at_once() -> None:
     jobs = [IndependentJob(name=name, command="true", secrets=("ONE", "TWO")) for name in ("a", "b")]
     check_secrets(jobs, {"ONE": "1", "TWO": ""})
@@ -295,10 +314,15 @@ def test_a_state_is_read() -> None:
         ("run", "../../x"), ("run", None), ("job", "A"), ("status", "queued"), ("status", "unknown"), ("status", []),
         ("code", "0"), ("code", True), ("code", -1), ("code", 1e300), ("attempt", None), ("devices", "GPU-1"),
         ("devices", [1]), ("reason", {}), ("log_size", -1), ("outputs", {}), ("key", "../k"),
+        ("started_at", "yesterday"), ("ended_at", "2026-01-01T00:00:00"), ("started_at", 5),
+        ("tree", {"left": {"tree": "gone", "devices": {}, "processes": []}}),
+        ("devices", {"left": {"tree": "empty", "devices": {"cpu:0": "gone"}, "processes": []}}),
+        ("processes", {"left": {"tree": "empty", "devices": {}, "processes": [{"pid": 1}] * 1001}}),
+        ("pid", {"left": {"tree": "empty", "devices": {}, "processes": [{"pid": -1}]}}),
     ],
 )  # fmt: skip
 def test_a_state_that_does_not_hold_is_refused_with_its_field(field: str, value: object) -> None:
     with pytest.raises(HostError, match=field):
-        run_state("alpha", STATE | {field: value})
+        run_state("alpha", STATE | (value if isinstance(value, dict) and "left" in value else {field: value}))
     with pytest.raises(HostError):
         run_state("alpha", [STATE])
