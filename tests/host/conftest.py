@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gpulayer.remote.runs import Run
+from gpulayer.remote.settling import settled
 from tests.host.agent_client import LIVE, AgentClient
 
 
@@ -26,12 +28,14 @@ def agents(tmp_path: Path) -> Iterator[Callable[..., AgentClient]]:
     yield start
     for agent in started:
         agent.close()
-    with AgentClient(tmp_path) as last:
-        last.hello()
-        for state in last.ask("survey", project="tests", after=None)[0]["runs"]:
-            if state["status"] in LIVE:
-                last.ask("cancel", run=state["run"], grace=0, by="the end of the test")
-                last.follow(state["run"])
+    states = [settled(Run(str(path.parents[1]), path.name)) for path in (tmp_path / "state").glob("*/runs/*")]
+    live = [state["run"] for state in states if state is not None and state["status"] in LIVE]
+    if live:
+        with AgentClient(tmp_path) as last:
+            last.hello()
+            for run in live:
+                last.ask("cancel", run=run, grace=0, by="the end of the test")
+                last.follow(run)
 
 
 @pytest.fixture
