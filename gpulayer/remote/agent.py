@@ -61,7 +61,7 @@ class Agent:
         self._umask = os.umask(0o077)
         self._control: collections.deque[bytes] = collections.deque()
         self._streams: collections.deque[_Stream] = collections.deque()
-        self._tasks: dict[int, tuple[Task, bytearray]] = {}
+        self._tasks: dict[int, tuple[Task, FrameReader]] = {}
         self._writing = memoryview(b"")
         self._heard = time.monotonic()
         self._poll = select.poll()
@@ -141,7 +141,7 @@ class Agent:
         if isinstance(result, dict):
             self._answer(request.id, {"ok": True, **result})
         elif isinstance(result, Task):
-            self._tasks[result.pipe] = (result, bytearray())
+            self._tasks[result.pipe] = (result, FrameReader(self._nonce))
             self._poll.register(result.pipe, select.POLLIN)
         else:
             self._streams.append(_Stream(request.id, result))
@@ -149,6 +149,9 @@ class Agent:
     def _stop(self, request: int) -> None:
         for stream in [stream for stream in self._streams if stream.request == request]:
             self._streams.remove(stream)
+            self._answer(request, {"ok": True, "stopped": True})
+        for pipe in [pipe for pipe, (task, _) in self._tasks.items() if task.request == request and not task.bound]:
+            self._forget(pipe)  # a launch that is held sees that nobody waits for it; what has begun goes on
             self._answer(request, {"ok": True, "stopped": True})
 
     def _answer(self, request: int, header: dict[str, Any], payload: bytes = b"") -> None:
@@ -208,20 +211,18 @@ class Agent:
         return True
 
     def _collect(self, pipe: int) -> None:
-        """Take in a child's answer, which is a whole frame, and pass it on once it is complete."""
-        task, frame = self._tasks[pipe]
+        """Pass on what a child answers, frame by frame; one that ends before its last frame is answered for."""
+        task, reader = self._tasks[pipe]
         data = os.read(pipe, _READ)
-        frame += data
+        with contextlib.suppress(ProtocolError):
+            for header, payload in reader.feed(data):
+                self._control.append(encode(self._nonce, header, payload))
+                if "ok" in header or "error" in header:
+                    self._forget(pipe)
+                    return
         if data:
             return
         self._forget(pipe)
-        try:
-            complete = len(FrameReader(self._nonce).feed(frame)) == 1
-        except ProtocolError:
-            complete = False
-        if complete:
-            self._control.append(bytes(frame))
-            return
         try:
             self._answer(task.request, {"ok": True, **task.otherwise()})
         except RequestError as error:

@@ -19,30 +19,34 @@ if TYPE_CHECKING:
     from gpulayer.remote.runs import Run
 
 _CHUNK = 256 * 1024
+_TOLD = ("status", "foreign_process", "ranks", "first_failure")  # of a state, where it has changed
 _SETTLE = 1.0  # seconds between looks at whether a run's supervisor lives
 _SHORTEST, _SHORT, _LONGEST = 0.002, 0.004, 0.128  # seconds between looks at a log
 _FRESH, _YOUNG = 0.1, 1.0  # seconds since the beginning up to which the first two hold
 
 
 def follow(
-    run: Run, offset: int, tail: dict[str, Any] | None
+    run: Run, offset: int, tail: dict[str, Any] | None, rank: int | None = None
 ) -> Generator[tuple[dict[str, Any], bytes] | float, None, dict[str, Any]]:
     """Send what comes after `offset` as frames, and each new state; return the final state, after the whole log.
 
     A float that is yielded is for how many seconds there is nothing to send. `tail` says what the follower has before
-    `offset`; RequestError `log_replaced` where the log says otherwise.
+    `offset`; RequestError `log_replaced` where the log says otherwise. `rank` is one of a gang's whose log it is; None
+    stands for the run's own.
     """
     state = settled(run)
     if state is None:
         raise RequestError("unknown_run", f"this host knows no run {run.id}")
+    entry = _entry(run, state, rank)
     yield {"state": state}, b""
     if run.buried:
-        if offset == state["log_size"]:
+        if offset == entry["log_size"]:
             return {"state": state}
         raise removed(run)
-    log = os.open(run.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
+    path = run.log if rank is None else run.rank_log(rank)
+    log = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
     try:
-        _check_tail(log, offset, tail, state.get("log_hole"))
+        _check_tail(log, offset, tail, entry.get("log_hole"))
         begun = heard = looked = time.monotonic()
         sign = None
         while True:
@@ -51,12 +55,12 @@ def follow(
             if latest != sign or now - looked >= _SETTLE:
                 sign, looked = latest, now
                 before, state = state, settled(run) or state
-                new = any(state.get(name) != before.get(name) for name in ("status", "foreign_process"))
+                new = any(state.get(name) != before.get(name) for name in _TOLD)
                 if new and state["status"] not in states.FINAL:
                     yield {"state": state}, b""
             # The state is read before the log: a final state then comes after all that belongs to it.
             final = state["status"] in states.FINAL
-            header, data, after = _next(log, offset, state, final=final)
+            header, data, after = _next(log, offset, _entry(run, state, rank), final=final)
             if header is not None:
                 if data and _sign(run) != sign:
                     continue  # what was just read may have been dropped: the new state tells
@@ -70,12 +74,23 @@ def follow(
         os.close(log)
 
 
-def _next(log: int, offset: int, state: dict[str, Any], *, final: bool) -> tuple[dict[str, Any] | None, bytes, int]:
+def _entry(run: Run, state: dict[str, Any], rank: int | None) -> dict[str, Any]:
+    """Return what holds the size and the hole of a log: the state itself, or the entry of a rank."""
+    if rank is None:
+        return state
+    for entry in state.get("ranks") or ():
+        if entry["rank"] == rank:
+            found: dict[str, Any] = entry
+            return found
+    raise RequestError("request", f"rank {rank} is none of {run.id} on this host", fix="ask the host that has it")
+
+
+def _next(log: int, offset: int, entry: dict[str, Any], *, final: bool) -> tuple[dict[str, Any] | None, bytes, int]:
     """Return the next frame of a log and where it ends: bytes or the hole that lies there; None where nothing does."""
-    hole = state.get("log_hole")
+    hole = entry.get("log_hole")
     if hole and hole[0] <= offset < hole[1]:
         return {"off": offset, "hole": hole[1] - offset}, b"", hole[1]
-    end = state["log_size"] if final else os.fstat(log).st_size
+    end = entry["log_size"] if final else os.fstat(log).st_size
     if hole and offset < hole[0]:
         end = min(end, hole[0])
     data = os.pread(log, min(end - offset, _CHUNK), offset) if end > offset else b""

@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from gpulayer.remote.gang import Gang
     from gpulayer.remote.runs import Run
 
 GATE = b"g"
@@ -44,7 +45,15 @@ class _StartError(Exception):
 
 
 def lead(
-    run: Run, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs, *, umask: int, gate: int, failure: int
+    run: Run,
+    spec: dict[str, Any],
+    secrets: dict[str, str],
+    blobs: Blobs,
+    *,
+    umask: int,
+    gate: int,
+    failure: int,
+    gang: Gang | None,
 ) -> NoReturn:
     """Wait at the gate, make everything ready, and become the command. Runs in a fresh child and never returns."""
     try:
@@ -52,7 +61,7 @@ def lead(
             os.close(gate)
             os.umask(umask)
             _offer_to_oom_killer()
-            _start(run, spec, secrets, blobs, failure)
+            _start(run, spec, secrets, blobs, failure, gang)
     except (_StartError, RequestError) as error:
         _tell(failure, str(error))
     except Exception as error:  # noqa: BLE001  # whatever it is, the run's reason must say so
@@ -68,8 +77,13 @@ def reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def environment(run: Run, spec: dict[str, Any], secrets: dict[str, str], interpreter: str) -> dict[bytes, bytes]:
-    """Return the environment of the job and of its setup (contract: "Environment of a job"), as bytes."""
+def environment(
+    run: Run, spec: dict[str, Any], secrets: dict[str, str], interpreter: str, defaults: dict[str, str]
+) -> dict[bytes, bytes]:
+    """Return the environment of the job and of its setup (contract: "Environment of a job"), as bytes.
+
+    `defaults` are set unless the host's own environment or the user sets them.
+    """
     made = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     made["PWD"] = run.work
     if spec["accelerator"] == "cpu":
@@ -85,7 +99,7 @@ def environment(run: Run, spec: dict[str, Any], secrets: dict[str, str], interpr
         made.pop("PYTHONHOME", None)
     elif os.path.isdir(os.path.join(prefix, "conda-meta")):
         made["CONDA_PREFIX"] = prefix
-    made.setdefault("PYTHONUNBUFFERED", "1")
+    made = {"PYTHONUNBUFFERED": "1", **defaults, **made}
     made.update(spec["env"])
     made.update(secrets)
     made["PATH"] = os.pathsep.join((*_shims(run, interpreter), folder, made.get("PATH") or os.defpath))
@@ -108,16 +122,21 @@ def interpreter_of(run: Run, spec: dict[str, Any]) -> str:
     return os.path.join(run.work, os.path.expanduser(wanted))
 
 
-def _start(run: Run, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs, failure: int) -> None:
+def _start(  # noqa: PLR0917  # what `lead` was given
+    run: Run, spec: dict[str, Any], secrets: dict[str, str], blobs: Blobs, failure: int, gang: Gang | None
+) -> None:
     interpreter = interpreter_of(run, spec)
-    _make_work(run, spec, blobs, environment(run, spec, secrets, interpreter))
-    variables = environment(run, spec, secrets, interpreter)  # anew: the setup may have made the interpreter
+    defaults = {} if gang is None else gang.environment()
+    _make_work(run, spec, blobs, environment(run, spec, secrets, interpreter, defaults))
+    variables = environment(run, spec, secrets, interpreter, defaults)  # anew: the setup may have made the interpreter
     os.chdir(run.work)
     failpoint("work-made")
     command = spec["command"]
     words = ["/bin/sh", "-e", "-c", command] if isinstance(command, str) else list(command)
     if words[0] in _PYTHONS:
         words[0] = interpreter
+    if gang is not None:
+        words = gang.words(interpreter, gang.write_wrapper(run.folder), words)
     try:
         raw = [os.fsencode(word) for word in words]
         os.write(failure, READY)

@@ -20,9 +20,10 @@ from gpulayer.remote.wire import RequestError, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
+    from gpulayer.remote.answers import Answer
+    from gpulayer.remote.gang import Gang
     from gpulayer.remote.occupants import Sight
 
 _CLAIM_LIMIT = 10.0  # seconds that another launch of the same run may take
@@ -38,14 +39,28 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "command": (str, list),
     "timeout": (int, float, type(None)),
     "grace": (int, float),
+    "gang": (dict, type(None)),
 }
+_GANG: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run", "backend"), (str,)),
+    **dict.fromkeys(("node", "nodes", "processes"), (int,)),
+    "silence": (int, float),
+    "peers": (list,),
+    "address": (str, type(None)),
+    "endpoint": (dict, type(None)),
+}
+_MAX_NODES, _MAX_PROCESSES, _MAX_ADDRESSES = 100, 1024, 32
+_LAST_PORT = 65535
+_TOKEN = 64  # hex digits
 
 
-def check(spec: dict[str, Any], secrets: object) -> dict[str, str]:
-    """Return the secrets, if they and the spec are what a launch needs. Raises RequestError `request`."""
-    for name, kinds in _FIELDS.items():
-        if not isinstance(spec.get(name), kinds):
-            raise RequestError("request", f"launch: '{name}' of the spec is {spec.get(name)!r}"[:500])
+def check(spec: dict[str, Any], payload: object) -> tuple[dict[str, str], str | None]:
+    """Return the secrets and the gang's token, if they and the spec are what a launch needs.
+
+    Raises RequestError `request`.
+    """
+    _check_kinds(spec, _FIELDS, "the spec")
+    secrets, token = (payload.get("secrets", {}), payload.get("token")) if isinstance(payload, dict) else (None, None)
     texts = [*spec["devices"], *spec["secrets"], *spec["outputs"], *spec["env"].values(), *spec["select_env"].values()]
     if not all(isinstance(text, str) for text in (*texts, *(spec["command"] or [None]))):
         raise RequestError("request", "launch: a list or map of the spec holds something else than texts")
@@ -55,47 +70,91 @@ def check(spec: dict[str, Any], secrets: object) -> dict[str, str]:
         raise RequestError("request", "launch: 'log_bytes' of the spec is no number of bytes")
     if spec["slots"] is None and not spec["devices"]:
         raise RequestError("request", "launch: the spec asks for neither a device nor a CPU slot")
-    return secrets
+    if spec["gang"] is not None:
+        _check_gang(spec["gang"], spec["host"])
+    if not (token is None if spec["gang"] is None else isinstance(token, str) and _is_token(token)):
+        raise RequestError("request", "launch: a gang's token, and only a gang's, must be 64 hex digits")
+    return secrets, token
+
+
+def _check_kinds(found: dict[str, Any], wanted: dict[str, tuple[type, ...]], what: str) -> None:
+    for name, kinds in wanted.items():
+        if not isinstance(found.get(name), kinds):
+            raise RequestError("request", f"launch: '{name}' of {what} is {found.get(name)!r}"[:500])
+
+
+def _check_gang(gang: dict[str, Any], host: str) -> None:
+    _check_kinds(gang, _GANG, "the spec's gang")
+    node, nodes, endpoint = gang["node"], gang["nodes"], gang["endpoint"]
+    addresses = [] if endpoint is None else endpoint.get("addresses")
+    ports = [] if endpoint is None else [endpoint.get("port"), endpoint.get("store_port")]
+    if not (
+        1 <= nodes <= _MAX_NODES
+        and 0 <= node < nodes
+        and 1 <= gang["processes"] <= _MAX_PROCESSES
+        and gang["silence"] > 0
+        and len(gang["peers"]) == nodes
+        and all(isinstance(peer, str) for peer in gang["peers"])
+        and gang["peers"][node] == host
+        and (node > 0 or endpoint is None)
+        and isinstance(addresses, list)
+        and len(addresses) <= _MAX_ADDRESSES
+        and all(isinstance(address, str) for address in addresses)
+        and all(type(port) is int and 0 < port <= _LAST_PORT for port in ports)
+    ):
+        raise RequestError("request", f"launch: the spec's gang does not hold together: {gang!r}"[:500])
+
+
+def _is_token(text: str) -> bool:
+    return len(text) == _TOKEN and not set(text) - set("0123456789abcdef")
 
 
 def launch(
     spec: dict[str, Any],
     secrets: dict[str, str],
+    token: str | None,
     *,
     state_folder: str,
     lease_folder: str,
     umask: int,
-    answer: Callable[[dict[str, Any]], None],
+    answer: Answer,
 ) -> None:
-    """Start the run of a checked spec once, answer with its state or with why it was not started, and supervise it."""
+    """Start the run of a checked spec once, answer with its state or with why it was not started, and supervise it.
+
+    A gang's node is held, with its leases and nothing written, until all nodes of the gang are.
+    """
     run = Run(state_folder, spec["run"])
     try:
         lock = _claim(run)
         if lock is None or run.exists():
             _check_key(run, spec)
-            answer({"ok": True, "new": False, "state": settled(run) if lock is None else settle(run, lock)})
+            answer.end({"ok": True, "new": False, "state": settled(run) if lock is None else settle(run, lock)})
             return
         failpoint("claimed")
         run.set_aside()
         code = hold(state_folder)
         leases = _admit(run, spec, state_folder, lease_folder)
-        supervisor = _supervisor(run, spec, lock, _look(spec, leases))
+        sight = _look(spec, leases)
+        gang = None if token is None else _assembled(spec, token, answer)
+        supervisor = _supervisor(run, spec, lock, sight, gang)
         records.replace(run.spec, spec)
         failpoint("spec-written")
     except (RequestError, OSError) as error:
         if not run.exists():
             run.free_reserve()
-        answer({"error": (error if isinstance(error, RequestError) else refusal(error)).header()})
+        answer.end({"error": (error if isinstance(error, RequestError) else refusal(error)).header()})
         return
     try:
         supervisor.start(spec, secrets, Blobs(state_folder), umask, leases=leases, code=code)
     except OSError as error:
         if not run.exists():
             run.free_reserve()
-            answer({"error": refusal(error).header()})
+            answer.end({"error": refusal(error).header()})
             return
         supervisor.fail(f"the host could not start it: {error}")
-    answer({"ok": True, "new": True, "state": run.final() or supervisor.state})
+    except RequestError as error:
+        supervisor.fail(error.message)
+    answer.end({"ok": True, "new": True, "state": run.final() or supervisor.state})
     if run.final() is None:
         supervisor.watch()
 
@@ -188,11 +247,24 @@ def _memory_available() -> int | None:
     return None
 
 
-def _supervisor(run: Run, spec: dict[str, Any], lock: int, sight: Sight) -> Supervisor:
+def _assembled(spec: dict[str, Any], token: str, answer: Answer) -> Gang:
+    from gpulayer.remote.gang import gang_of
+
+    gang = gang_of(spec, token)
+    gang.assemble(answer)
+    failpoint("gang-assembled")
+    return gang
+
+
+def _supervisor(run: Run, spec: dict[str, Any], lock: int, sight: Sight, gang: Gang | None) -> Supervisor:
     timeout, limit = spec["timeout"], spec.get("log_bytes") or LIMIT
     deadline = None if timeout is None else clock.boot_time() + timeout
     record = runs.new_record(
         runs.first_state(spec), deadline=deadline, grace=spec["grace"], sight=sight, log_limit=limit
     )
     record["supervisor"] = (os.getpid(), processes.start_of(os.getpid()))
-    return Supervisor(run, record, lock)
+    if gang is None:
+        return Supervisor(run, record, lock)
+    from gpulayer.remote.member import Member
+
+    return Member(run, record, lock, gang)

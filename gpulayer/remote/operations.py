@@ -166,14 +166,14 @@ class Host:
 
 
 class Task:
-    """A child process that works on an answer: it writes a whole frame into `pipe`."""
+    """A child process that works on an answer: it writes whole frames into `pipe`, the last of them an answer's."""
 
     def __init__(
         self, request: Request, pid: int, pipe: int, *, bound: bool, otherwise: Callable[[], dict[str, Any]]
     ) -> None:
         """`bound`: a child (and its process group) that is of no use once the connection has ended.
 
-        `otherwise` gives the answer of a child that died before it wrote one; it may raise RequestError.
+        `otherwise` gives the answer of a child that died before it wrote its last frame; it may raise RequestError.
         """
         self.request = request.id
         self.pid = pid
@@ -212,6 +212,7 @@ def _in_child(host: Host, request: Request, work: Callable[[], tuple[dict[str, A
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1):  # the connection is the agent's alone
             os.dup2(null, standard)
+        processes.shed({0, 1, 2, end})  # and so is what it reads of others: who writes must see that it has closed it
         try:
             fields, payload = work()
             frame = encode(host.nonce, {"id": request.id, "ok": True, **fields}, payload)
@@ -286,30 +287,27 @@ def put_part(host: Host, request: Request) -> dict[str, Any]:
 
 def start(host: Host, request: Request) -> Task:
     """Launch a run in a process of its own, which becomes its supervisor."""
+    from gpulayer.remote.answers import Answer
     from gpulayer.remote.launch import check, launch
 
     spec = request.header.get("spec")
     if not isinstance(spec, dict):
         raise RequestError("request", "launch: 'spec' must be an object")
     try:
-        secrets = check(spec, json.loads(request.payload or b"{}"))
+        secrets, token = check(spec, json.loads(request.payload or b"{}"))
     except ValueError:
         raise RequestError("request", "launch: the payload is no JSON") from None
     run = Run(host.folder, spec["run"])
     run.create()
     pipe, end = os.pipe()
 
-    def answer(header: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError), open(end, "wb") as file:  # the agent may be gone: the run goes on
-            file.write(encode(host.nonce, {"id": request.id, **header}))
+    answer = Answer(end, lambda header: encode(host.nonce, {"id": request.id, **header}))
 
-    processes.detach(
-        lambda: launch(
-            spec, secrets, state_folder=host.folder, lease_folder=host.lease_folder, umask=host.umask, answer=answer
-        ),
-        {end},
-        run.diary,
-    )
+    def begin() -> None:
+        folders = {"state_folder": host.folder, "lease_folder": host.lease_folder}
+        launch(spec, secrets, token, **folders, umask=host.umask, answer=answer)
+
+    processes.detach(begin, {end}, run.diary)
     os.close(end)
 
     def otherwise() -> dict[str, Any]:
@@ -328,7 +326,8 @@ def follow_run(host: Host, request: Request) -> Stream:
     """Stream a run's log and states."""
     from gpulayer.remote.follow import follow
 
-    return follow(Run(host.folder, request.text("run")), request.integer("offset"), request.tail())
+    rank = None if request.header.get("rank") is None else request.integer("rank")
+    return follow(Run(host.folder, request.text("run")), request.integer("offset"), request.tail(), rank)
 
 
 def cancel(host: Host, request: Request) -> dict[str, Any]:

@@ -74,19 +74,21 @@ def below(roots: Iterable[int], table: dict[int, Process]) -> set[int]:
     return {pid for pid in found if pid in table and pid != os.getpid()}
 
 
-def writers(path: str) -> set[int]:
-    """Return the processes that have `path` open for writing, as far as this user may see."""
+def writers(paths: Collection[str]) -> set[int]:
+    """Return the processes that have one of `paths` open for writing, as far as this user may see."""
+    if not paths:
+        return set()
     if sys.platform == "darwin":
-        return _writers_macos(path)
+        return _writers_macos(paths)
     found = set()
-    with contextlib.suppress(FileNotFoundError):
-        wanted = os.stat(path)
-        for pid in _pids():
-            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-                for name in os.listdir(f"/proc/{pid}/fd"):
-                    with contextlib.suppress(OSError):
-                        if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted) and _writes(pid, name):
-                            found.add(pid)
+    wanted = {(status.st_dev, status.st_ino) for status in map(os.stat, paths)}
+    for pid in _pids():
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    status = os.stat(f"/proc/{pid}/fd/{name}")
+                    if (status.st_dev, status.st_ino) in wanted and _writes(pid, name):
+                        found.add(pid)
     return found
 
 
@@ -202,11 +204,11 @@ def _writes(pid: int, descriptor: str) -> bool:
     return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
-def _writers_macos(path: str) -> set[int]:
+def _writers_macos(paths: Collection[str]) -> set[int]:
     """Ask lsof, whose fields `p` and `a` are a process and how it has the file open (r, w, u)."""
     import subprocess
 
-    command = ["/usr/sbin/lsof", "-F", "pa", "--", path]
+    command = ["/usr/sbin/lsof", "-F", "pa", "--", *paths]
     answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
     found = set()
     pid = 0

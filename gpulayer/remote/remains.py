@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
     """Return the living processes of a run without a supervisor, with their starts, as far as they can be found.
 
-    These are its leader, whoever writes to its log, the leader's session, and all that descend from them.
+    These are its leader, whoever writes to its logs, the leader's session, and all that descend from them.
     """
     table = processes.living()
-    roots = processes.writers(run.log) & table.keys()
+    roots = processes.writers(run.logs()) & table.keys()
     pid, start = leader
     if pid in table and table[pid].start == start:
         roots |= {pid} | {process.pid for process in table.values() if process.session == pid}
@@ -26,6 +26,6 @@ def orphans(run: Run, leader: tuple[int, int]) -> dict[int, int]:
 
 
 def traces(run: Run, table: dict[int, processes.Process]) -> set[int]:
-    """Return the processes that have the log of a run open for writing, or its id in their environment."""
-    writers = processes.writers(run.log) & table.keys()
+    """Return the processes that have a log of a run open for writing, or its id in their environment."""
+    writers = processes.writers(run.logs()) & table.keys()
     return writers | {pid for pid in table if processes.variable(pid, "GPULAYER_RUN_ID") == run.id}

@@ -16,6 +16,7 @@ import time
 
 from gpulayer.remote import clock, records, states
 from gpulayer.remote.logcap import LIMIT
+from gpulayer.remote.rank import log_name
 from gpulayer.remote.wire import FULL, RequestError
 
 TYPE_CHECKING = False
@@ -29,9 +30,11 @@ TOMBSTONE = "gpulayer.tombstone/1"
 CANCEL = "gpulayer.cancel/1"
 
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_LOG = re.compile(r"output\.log|rank-\d+\.log")
 _TAIL = 4096
 _MAX_REASON = 2000
 _RESERVE = 64 * 1024  # bytes; a final record has a few
+_UNSEEN = "its end was not seen"
 _CANCELLED_ONFULL_DISK = "cancelled on a full disk"
 
 
@@ -128,7 +131,7 @@ class Run:
             self._check(record, states.LIVE)
         except records.DamagedError:
             record = self._rebuilt()
-        record["state"]["log_size"] = self.log_size()
+        self.measure(record["state"])
         return record
 
     def cancellation(self) -> dict[str, Any] | None:
@@ -177,8 +180,12 @@ class Run:
             "reason": None if reason is None else str(reason)[:_MAX_REASON],
             "left": outcome.get("left"),
             "ended_at": clock.stamp(),
-            "log_size": self.log_size(),
         }
+        self.measure(final)
+        for entry in final.get("ranks") or ():
+            if entry["status"] in states.LIVE:  # nobody told how it ended
+                seen = status not in (states.EXITED, states.SIGNALED)
+                entry.update(status=status if seen else states.LOST, reason=final["reason"] if seen else _UNSEEN)
         ended = {"session": clock.session_id(), "boot_time": clock.boot_time()}
         record = {"schema": EXIT, "state": final, "ended": ended, "log_tail_sha256": self._tail_hash()}
         try:
@@ -193,12 +200,20 @@ class Run:
             return final
         return self.final() or final
 
-    def log_size(self) -> int:
-        """Return the bytes that the job has written so far; 0 before the log exists."""
-        try:
-            return os.stat(self.log, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return 0
+    def rank_log(self, rank: int) -> str:
+        """Return the path of the log of a gang's rank, which may run on another node."""
+        return os.path.join(self.folder, log_name(rank))
+
+    def logs(self) -> list[str]:
+        """Return the logs that are there: the run's, and those of a gang's ranks."""
+        names = sorted(name for name in os.listdir(self.folder) if _LOG.fullmatch(name))
+        return [os.path.join(self.folder, name) for name in names]
+
+    def measure(self, state: dict[str, Any]) -> None:
+        """Put the bytes that the job has written so far into a state; 0 before a log exists."""
+        state["log_size"] = _size(self.log)
+        for entry in state.get("ranks") or ():
+            entry["log_size"] = _size(self.rank_log(entry["rank"]))
 
     def _epitaph(self) -> dict[str, Any] | None:
         """Return the state on the tombstone; None where there is none. What it cannot tell any more is lost."""
@@ -237,6 +252,13 @@ class Run:
             return None
 
 
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0
+
+
 def removed(run: Run) -> RequestError:
     """Return what is said of a log or of outputs that were removed."""
     return RequestError(
@@ -246,6 +268,7 @@ def removed(run: Run) -> RequestError:
 
 def first_state(spec: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a run that begins now."""
+    gang = spec.get("gang")
     named = ("run", "project", "job", "key", "attempt", "host", "accelerator", "devices")
     return {
         **{name: spec[name] for name in named},
@@ -260,7 +283,17 @@ def first_state(spec: dict[str, Any]) -> dict[str, Any]:
         "log_hole": None,
         "foreign_process": None,
         "left": None,
+        "gang": None if gang is None else {name: gang[name] for name in ("node", "nodes", "processes")},
+        "ranks": None if gang is None else _first_ranks(gang),
+        "first_failure": None,
     }
+
+
+def _first_ranks(gang: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the ranks of a node before any has begun."""
+    first = gang["node"] * gang["processes"]
+    fresh = {"status": states.LAUNCHING, "code": None, "signal": None, "reason": None, "log_size": 0, "log_hole": None}
+    return [{"rank": rank, **fresh} for rank in range(first, first + gang["processes"])]
 
 
 def new_record(

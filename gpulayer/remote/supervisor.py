@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
+    from gpulayer.remote.gang import Gang
+
 _LOOK = 0.5  # seconds between looks at marker, deadline and log; a signal makes it look at once
 _QUICK_LOOK = 0.1  # the same while a log grows fast
 _DRAIN = 5.0  # seconds that what the leader left behind may go on
@@ -56,7 +58,10 @@ class Supervisor:
         self._known: dict[int, int] = {}
         self._ending = False
         self._watch = Watch(self.state["devices"], run.id, record.get("sight", {}))
-        self._cap = LogCap(run.log, record.get("log_limit", LIMIT), self.state.get("log_hole"))
+        self._gang: Gang | None = None
+        limit = record.get("log_limit", LIMIT)
+        logs = [(run.log, self.state), *((run.rank_log(rank["rank"]), rank) for rank in self.state.get("ranks") or ())]
+        self._caps = [(LogCap(path, limit, entry.get("log_hole")), entry) for path, entry in logs]
         self._uncapped: OSError | None = None
         self.state["foreign_process"] = self._watch.foreign
         self._wakeup, self._alarm = os.pipe()
@@ -84,6 +89,8 @@ class Supervisor:
     ) -> None:
         """Write the intent, start the leader and open its gate. Raises OSError; then the job has not run.
 
+        A gang's node waits for the intents of all: RequestError `gang` where one does not come.
+
         `code` keeps shipped code from being removed: the leader has it open until it becomes the command.
         """
         self._leases = leases
@@ -93,6 +100,8 @@ class Supervisor:
         os.set_blocking(self._failure, False)
         self._write(states.LAUNCHING)
         failpoint("intent-written")
+        if self._gang is not None:
+            self._gang.commit()
         leader = os.fork()
         if leader == 0:
             os.setsid()
@@ -104,7 +113,7 @@ class Supervisor:
             processes.shed({0, 1, 2, gate, failure, self._failure, code, *leases})
             for lease in leases:
                 os.set_inheritable(lease, True)  # the job holds its devices itself, whatever becomes of us
-            job.lead(self._run, spec, secrets, blobs, umask=umask, gate=gate, failure=failure)
+            job.lead(self._run, spec, secrets, blobs, umask=umask, gate=gate, failure=failure, gang=self._gang)
         for descriptor in (log, gate, failure, code):
             os.close(descriptor)
         failpoint("leader-forked")
@@ -155,7 +164,7 @@ class Supervisor:
 
     def _patience(self) -> float:
         """Return the seconds until the marker or the deadline is looked at again."""
-        look = _QUICK_LOOK if self._cap.fast else _LOOK
+        look = _QUICK_LOOK if any(cap.fast for cap, _ in self._caps) else _LOOK
         deadline = self._record["deadline"]
         return look if deadline is None else min(look, max(0.0, deadline - clock.boot_time()))
 
@@ -227,8 +236,8 @@ class Supervisor:
         """Write the final record; False where the disk does not take it now: nobody else knows how the run ended."""
         try:
             failpoint("exit-due")
-            with contextlib.suppress(FileNotFoundError):
-                log = os.open(self._run.log, os.O_RDONLY | os.O_CLOEXEC)
+            for path in self._run.logs():
+                log = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 records.durable(log)
                 os.close(log)
             self._run.finish(self.state, status, **outcome)
@@ -257,28 +266,33 @@ class Supervisor:
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until a signal comes, at most `seconds`; then reap."""
-        select.select([self._wakeup], [], [], seconds)
+        select.select(self._sources(), [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup, 4096)
         self._reap()
-        self._trim_log()
+        for cap, entry in self._caps:
+            self._trim_log(cap, entry)
 
-    def _trim_log(self) -> None:
+    def _sources(self) -> list[Any]:
+        """Return what is worth waking up for."""
+        return [self._wakeup]
+
+    def _trim_log(self, cap: LogCap, entry: dict[str, Any]) -> None:
         """Drop the middle of a log that takes too much of the disk. Said first: nobody takes zeros for output."""
-        hole = self._cap.due()
+        hole = cap.due()
         if hole is None or self._uncapped is not None:
             return
         try:
-            self.state["log_hole"] = hole
+            entry["log_hole"] = hole
             self._write(self.state["status"])
-            self._cap.punch(hole)
+            cap.punch(hole)
         except OSError as error:
-            self.state["log_hole"] = self._cap.hole
+            entry["log_hole"] = cap.hole
             if error.errno not in FULL:
                 self._uncapped = error
             self._note(self.state["status"])
         else:
-            self._cap.hole = hole
+            cap.hole = hole
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -344,6 +358,13 @@ class Caretaker(Supervisor):
 
     def _leader_ended(self) -> bool:
         return processes.start_of(self._leader[0]) != self._leader[1]
+
+    def _cause_to_stop(self) -> tuple[str, float, str | None] | None:
+        cause = super()._cause_to_stop()
+        if cause is None and self.state.get("gang") is not None:
+            # Its link to the others died with the supervisor: they are stopped already.
+            return states.LOST, self._record["grace"], "supervisor_died"
+        return cause
 
     def _sees_all(self) -> bool:
         return False

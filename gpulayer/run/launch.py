@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from gpulayer.spec.support import Accelerator
 MOST_SECRETS: Final = 1024 * 1024  # bytes of all secrets of a job as JSON: macOS gives a program no more in all
 LONGEST_SECRET: Final = 128 * 1024  # bytes of NAME=value with its NUL: execve(2) of Linux takes no longer one
 SPEC_SCHEMA: Final = "gpulayer.spec/1"
+TOKEN_BYTES: Final = 32
 SILENCE: Final = 60.0  # seconds without a word after which the nodes of a gang count each other as lost
 LOCKED: Final = 1.0  # seconds until a launch is sent again that another launch of the same run is in the way of
 
@@ -201,7 +204,8 @@ class Launcher:
         failpoint("launch-due")
         while True:
             try:
-                begun = await launch_all(sessions, specs, self._begin)
+                begin = functools.partial(self._begin, secrets.token_hex(TOKEN_BYTES))
+                begun = await launch_all(sessions, specs, begin)
                 break
             except AgentError as error:
                 if error.code != "lock" or time.monotonic() >= give_up:
@@ -211,9 +215,13 @@ class Launcher:
         told = [state for _, state in begun]
         return any(new for new, _ in begun), gang_state(told) if run.members else told[0]
 
-    async def _begin(self, session: Session, spec: Mapping[str, Any]) -> Pending:
-        """Send a part of a launch, and once more where its code was cleaned away between sync and launch."""
-        payload = json.dumps({name: self.environment[name] for name in spec["secrets"]}).encode()
+    async def _begin(self, token: str, session: Session, spec: Mapping[str, Any]) -> Pending:
+        """Send a part of a launch, and once more where its code was cleaned away between sync and launch.
+
+        `token` is what the nodes of a gang know each other by, and is kept nowhere.
+        """
+        values = {name: self.environment[name] for name in spec["secrets"]}
+        payload = json.dumps({"secrets": values, "token": token if spec["gang"] else None}).encode()
         for last in (False, True):
             pending = Pending(session, spec["run"], await session.stream("launch", payload, spec=spec))
             try:

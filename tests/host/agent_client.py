@@ -50,6 +50,7 @@ def new_spec(command: list[str] | str, *, job: str = "job", key: str = "k" * 64,
         "grace": 5,
         "memory_bytes": None,
         "disk_bytes": None,
+        "gang": None,
         **fields,
     }
 
@@ -128,8 +129,14 @@ class AgentClient:
     def ask(self, op: str, payload: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         return self.answer(self.send(op, payload, **fields))
 
-    def launch(self, spec: dict[str, Any], secrets: dict[str, str] | None = None) -> dict[str, Any]:
-        return self.ask("launch", json.dumps(secrets or {}).encode(), spec=spec)[0]
+    def launch(
+        self, spec: dict[str, Any], secrets: dict[str, str] | None = None, token: str | None = None
+    ) -> dict[str, Any]:
+        return self.answer(self.begin(spec, secrets, token))[0]
+
+    def begin(self, spec: dict[str, Any], secrets: dict[str, str] | None = None, token: str | None = None) -> int:
+        """Send a launch, whose answer may take its time."""
+        return self.send("launch", json.dumps({"secrets": secrets or {}, "token": token}).encode(), spec=spec)
 
     def follow(self, run: str, offset: int = 0, tail: dict[str, Any] | None = None) -> tuple[dict[str, Any], bytes]:
         """The final state and the whole log."""
@@ -162,12 +169,12 @@ class AgentClient:
         record: dict[str, Any] = json.loads((self.run_folder(run) / "state.json").read_text())
         return record
 
-    def wait_for(self, run: str, text: bytes) -> None:
+    def wait_for(self, run: str, text: bytes, name: str = "output.log") -> None:
         """Wait until the job has written `text`."""
-        log = self.run_folder(run) / "output.log"
+        log = self.run_folder(run) / name
         give_up = time.monotonic() + self.limit
-        while text not in log.read_bytes():
-            assert time.monotonic() < give_up, f"{run} never wrote {text!r}: {log.read_bytes()!r}"
+        while not log.exists() or text not in log.read_bytes():
+            assert time.monotonic() < give_up, f"{run} never wrote {text!r} to {name}"
             time.sleep(0.01)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from gpulayer.run.launch import Busy, Launcher, Rejected, Unwanted
 from gpulayer.run.store import Intent, Store
 
 RUN = KnownRun(run="a-0123456789ab-a1", job="a", key="0123456789ab", attempt=1, host="alpha", status="launching")
-SPEC: dict[str, Any] = {"run": RUN.run, "secrets": [], "tree": None}
+SPEC: dict[str, Any] = {"run": RUN.run, "secrets": [], "tree": None, "gang": None}
 STARTED = {"run": RUN.run, "job": "a", "key": RUN.key, "attempt": 1, "status": "running"}
 
 

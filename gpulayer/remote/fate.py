@@ -1,0 +1,73 @@
+"""What ends a gang, and how the nodes tell each other."""
+
+from __future__ import annotations
+
+import math
+
+from gpulayer.remote import states
+from gpulayer.remote.network import LinkLostError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Fate:
+    """What ends a gang before all have succeeded: where it began, and what it is to all other nodes."""
+
+    __slots__ = ("first_failure", "grace", "node", "reason", "status")
+
+    def __init__(
+        self,
+        node: int,
+        status: str,
+        reason: str | None,
+        *,
+        grace: float | None = None,
+        first_failure: dict[str, Any] | None = None,
+    ) -> None:
+        """`status` is `cancelled` or `timed_out`; `grace` is in seconds, None where each run's own holds."""
+        self.node = node
+        self.status = status
+        self.reason = reason
+        self.grace = grace
+        self.first_failure = first_failure
+
+    def message(self) -> dict[str, Any]:
+        """Return what travels."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def read(cls, message: object, nodes: int) -> Fate:
+        """Return the fate that a message tells. Raises LinkLostError where it is none."""
+        if (
+            isinstance(message, dict)
+            and set(message) == set(cls.__slots__)
+            and type(message["node"]) is int
+            and 0 <= message["node"] < nodes
+            and message["status"] in (states.CANCELLED, states.TIMED_OUT)
+            and isinstance(message["reason"], (str, type(None)))
+            and (message["grace"] is None or _is_grace(message["grace"]))
+            and (message["first_failure"] is None or _is_failure(message["first_failure"]))
+        ):
+            return cls(
+                message["node"],
+                message["status"],
+                message["reason"],
+                grace=message["grace"],
+                first_failure=message["first_failure"],
+            )
+        raise LinkLostError("it told a fate that is none")
+
+
+def _is_grace(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _is_failure(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"rank", "host", "code", "signal"}
+        and isinstance(value["host"], str)
+        and all(value[name] is None or type(value[name]) is int for name in ("rank", "code", "signal"))
+    )
