@@ -19,3 +19,14 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run([*root, "umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Let a file system that was mounted here take nothing for as long as the context lasts; nothing may be open."""
+    root = [] if os.geteuid() == 0 else ["sudo", "--non-interactive"]
+    subprocess.run([*root, "mount", "-o", "remount,ro", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*root, "mount", "-o", "remount,rw", folder], check=True)

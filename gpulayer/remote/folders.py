@@ -268,4 +268,5 @@ def _shared(path: str) -> str:
     kind = _network_kind(path)
     if kind is not None:
         raise _UnusableError(f"is on a network file system ({kind}), whose locks cannot be relied on")
+    _self_test(path)
     return path

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpulayer.remote.wire import refusal
 from tests.host.agent_client import AgentClient, AgentError, new_spec
-from tests.host.test_crashes import wait_until
-from tests.mounts import mounted
+from tests.host.test_crashes import supervisor_has_ended, wait_until
+from tests.mounts import mounted, read_only
 
 Agents = Callable[..., AgentClient]
 
@@ -37,17 +42,52 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_a_launch_on_a_full_disk_is_refused_and_its_id_stays_free(small_disk: Path, agent: AgentClient) -> None:
+def fill_names(disk: Path) -> Path:
+    """Use up the disk's last file, and return the folder that holds them."""
+    folder = disk / "files"
+    folder.mkdir()
+    with contextlib.suppress(OSError):
+        for number in itertools.count():
+            (folder / str(number)).touch()
+    return folder
+
+
+@pytest.mark.parametrize("exhaust", [fill, fill_names])
+def test_a_launch_on_a_full_disk_is_refused_and_its_id_stays_free(
+    small_disk: Path, agent: AgentClient, exhaust: Callable[[Path], Path]
+) -> None:
     spec = new_spec("echo ran")
-    filler = fill(small_disk)
+    filler = exhaust(small_disk)
     with pytest.raises(AgentError) as caught:
         agent.launch(spec)
     assert caught.value.code == "disk"
-    filler.unlink()
+    shutil.rmtree(filler) if filler.is_dir() else filler.unlink()
     assert agent.launch(spec)["new"] is True
     state, log = agent.follow(spec["run"])
     assert (state["code"], log) == (0, b"ran\n")
     assert not (agent.run_folder(spec["run"]) / "reserve").exists()
+
+
+def test_a_disk_that_takes_nothing_any_more_refuses_launches_and_still_tells_of_runs(
+    small_disk: Path, agent: AgentClient
+) -> None:
+    """F30: mounted anew for reading alone, as ext4 does with itself after an error."""
+    before, later = new_spec("echo before", job="before"), new_spec("echo later", job="later")
+    agent.launch(before)
+    end, _ = agent.follow(before["run"])
+    supervisor_has_ended(agent, before["run"])
+    with read_only(small_disk):
+        with pytest.raises(AgentError, match="Read-only file system") as caught:
+            agent.launch(later)
+        assert caught.value.code == "system"
+        assert agent.status(later["run"]) is None
+        assert agent.follow(before["run"]) == (end, b"before\n")
+    assert agent.launch(later)["new"] is True
+    assert agent.follow(later["run"])[1] == b"later\n"
+
+
+def test_a_quota_that_is_used_up_is_a_full_disk() -> None:
+    assert refusal(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))).code == "disk"
 
 
 @pytest.mark.parametrize(

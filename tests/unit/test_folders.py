@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from gpulayer.remote import folders
 from gpulayer.remote.wire import RequestError
+from tests import sick_mount
 from tests.mounts import mounted
 
 FIRST = "Library/Application Support/gpulayer" if sys.platform == "darwin" else ".local/state/gpulayer"
@@ -84,6 +87,30 @@ def test_hosts_that_share_a_home_have_a_folder_each(home: Path, monkeypatch: pyt
     assert {Path(folder).name for folder in found} == {"a" * 16, "b" * 16}
     assert {Path(folder).parent for folder in found} == {home / FIRST}
     assert len({folders.host_identity(folder) for folder in found}) == 2
+
+
+@pytest.fixture
+def sick_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose locks hang: in a file system that never answers, or, where none can be mounted, in a signal."""
+    monkeypatch.setattr(folders, "_SELF_TEST_LIMIT", 0.3)
+    folder = tmp_path / "sick"
+    folder.mkdir(mode=0o700)
+    if sick_mount.POSSIBLE:
+        with sick_mount.mounted(folder):
+            yield folder
+    else:
+        folder.chmod(0o1777)
+        monkeypatch.setattr(fcntl, "flock", lambda *_: signal.pause())
+        yield folder
+
+
+def test_leases_are_not_kept_where_locks_hang(sick_folder: Path) -> None:
+    """F45: who waits for such a lock cannot be killed. It is left behind, and the host is told why it is refused."""
+    begun = time.monotonic()
+    with pytest.raises(RequestError, match="locks hang there") as caught:
+        folders.lease_folder(str(sick_folder))
+    assert caught.value.code == "no_lease_dir"
+    assert time.monotonic() - begun < 3
 
 
 def test_locks_that_hang_cost_three_seconds_and_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
