@@ -1,20 +1,18 @@
 """NVIDIA's GPUs as CUDA's driver knows them, through ctypes: whether one shares the host's memory is told nowhere else.
 
-SHIPPED. Runs as `python -I -S -c SOURCE FD` and writes JSON lines (`host_child.py` tells their form). A child, since a
-driver in trouble can hang or crash whoever calls it. It makes no context, so it takes no memory of a GPU.
+SHIPPED. Runs in the frame of `discovery_child.py`, since a driver in trouble can hang or crash whoever calls it. It
+makes no context, so it takes no memory of a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import os
-import signal
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
+if TYPE_CHECKING:
+    from gpulayer.gpu.discovery_child import Report
+
 
 _LIBRARIES = (
     "libcuda.so.1",
@@ -61,25 +59,15 @@ def _describe(driver: Any, index: int) -> dict[str, Any]:
     return found
 
 
-def main(descriptor: int) -> None:
-    """Write what the driver says to `descriptor`; `init` is cuInit's result, None where there is no library."""
-
-    def say(key: str, value: object) -> None:
-        os.write(descriptor, json.dumps([key, value]).encode() + b"\n")
-
+def main(report: Report) -> None:
+    """Write what the driver says to `report`; `init` is cuInit's result, None where there is no library."""
     driver = _library()
     code = None if driver is None else driver.cuInit(0)
-    say("init", code)
+    report.say("init", code)
     if code == 0:
         number = ctypes.c_int()
         if driver.cuDriverGetVersion(ctypes.byref(number)) == 0:
-            say("cuda", number.value)
+            report.say("cuda", number.value)
         count = number.value if driver.cuDeviceGetCount(ctypes.byref(number)) == 0 else 0
         for index in range(count):
-            say(f"device:{index}", _describe(driver, index))
-    say("done", True)
-
-
-if __name__ == "__main__":
-    signal.alarm(_ORPHAN_LIMIT_S)
-    main(int(sys.argv[1]))
+            report.say(f"device:{index}", _describe(driver, index))

@@ -20,8 +20,7 @@ _LINE_LENGTHS = (2, 3)
 class Answer(NamedTuple):
     """What a child said: values and exception texts by key, whether every line was well formed, and how it ended.
 
-    A child writes one JSON line `[key, value]` or `[key, null, "Class: text"]` for each thing that it found out, and
-    `["done", true]` last: what it knew before a crash or its time limit is kept.
+    Its lines are those of `discovery_child.py`: what it knew before a crash or its time limit is kept.
     """
 
     values: dict[str, Any]
@@ -124,11 +123,11 @@ class System:
         """Run the child module `name` with `arguments` in an interpreter of its own for at most `limit` seconds.
 
         `python` is the jobs' interpreter, which the child sees as a job would (user site, PYTHONPATH); None is the one
-        that runs now, isolated. The source comes from the module's loader: it may exist in memory only.
+        that runs now, isolated. The sources come from the modules' loader: they may exist in memory only.
         """
-        source = _source("gpulayer.gpu." + name)
-        command = [sys.executable, "-I", "-S", "-c", source] if python is None else [python, "-c", source]
-        command += arguments
+        frame, source = (_source("gpulayer.gpu." + module) for module in ("discovery_child", name))
+        start = [sys.executable, "-I", "-S"] if python is None else [python]
+        command = [*start, "-c", frame, source, *arguments]
         outcome = run_bounded(command, timeout=self.remaining(limit), env=env or self.environ, with_answer=True)
         return parse_answer(outcome)
 

@@ -1,17 +1,20 @@
 """What the probed interpreter says of itself, and of the names and addresses of its host. SHIPPED.
 
-Runs as `python -c SOURCE FD` and writes one JSON line for each fact: resolving a name can take for ever, and what was
+Runs in the frame of `discovery_child.py`, one line for each fact: resolving a name can take for ever, and what was
 written before stays.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import socket
 import sys
+
+TYPE_CHECKING = False  # typing is slow to import, and every probe pays for it
+if TYPE_CHECKING:
+    from gpulayer.gpu.discovery_child import Report
 
 _GET_ADDRESS = {"linux": 0x8915, "darwin": 0xC0206921}  # SIOCGIFADDR of <linux/sockios.h> and <sys/sockio.h>
 
@@ -44,22 +47,13 @@ def _hostname_addresses() -> list[str]:
     return sorted({str(answer[4][0]) for answer in answers})
 
 
-def main(descriptor: int) -> None:
-    """Write the facts to `descriptor`."""
-
-    def say(key: str, value: object) -> None:
-        os.write(descriptor, json.dumps([key, value]).encode() + b"\n")
-
-    say("executable", sys.executable)
-    say("real_path", os.path.realpath(sys.executable))
-    say("version", platform.python_version())
-    say("implementation", sys.implementation.name)
-    say("arch", platform.machine())
-    say("search_path", _search_path())
-    say("interfaces", _interfaces())
-    say("hostname_addresses", _hostname_addresses())
-    say("done", True)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+def main(report: Report) -> None:
+    """Write the facts to `report`."""
+    report.say("executable", sys.executable)
+    report.say("real_path", os.path.realpath(sys.executable))
+    report.say("version", platform.python_version())
+    report.say("implementation", sys.implementation.name)
+    report.say("arch", platform.machine())
+    report.say("search_path", _search_path())
+    report.say("interfaces", _interfaces())
+    report.say("hostname_addresses", _hostname_addresses())

@@ -1,20 +1,18 @@
 """The Apple GPUs that Metal enumerates, through ctypes. SHIPPED.
 
-Runs as `python -I -S -c SOURCE FD` and writes JSON lines (`host_child.py` tells their form). A child, since a wrong
-message send crashes the interpreter. `MTLCopyAllDevices` comes first: `MTLCreateSystemDefaultDevice` gives nil in many
-sessions without a screen, while the former can be empty in sandboxes and some virtual machines.
+Runs in the frame of `discovery_child.py`, since a wrong message send crashes the interpreter. `MTLCopyAllDevices` comes
+first: `MTLCreateSystemDefaultDevice` gives nil in many sessions without a screen, while the former can be empty in
+sandboxes and some virtual machines.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import signal
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
+if TYPE_CHECKING:
+    from gpulayer.gpu.discovery_child import Report
+
 
 # MTLGPUFamily of MTLDevice.h, newest first.
 _FAMILIES = (
@@ -78,17 +76,7 @@ def _describe(objects: _Objects, device: int) -> dict[str, Any]:
     return facts
 
 
-def main(descriptor: int) -> None:
-    """Write what Metal says to `descriptor`."""
-
-    def say(key: str, value: object) -> None:
-        os.write(descriptor, json.dumps([key, value]).encode() + b"\n")
-
+def main(report: Report) -> None:
+    """Write what Metal says to `report`."""
     objects = _Objects()
-    say("devices", [_describe(objects, device) for device in _devices(objects)])
-    say("done", True)
-
-
-if __name__ == "__main__":
-    signal.alarm(_ORPHAN_LIMIT_S)
-    main(int(sys.argv[1]))
+    report.say("devices", [_describe(objects, device) for device in _devices(objects)])

@@ -1,22 +1,19 @@
 """Operators and dtypes of MLX, each tried once on its CPU or its GPU. SHIPPED.
 
-Runs as `python -c SOURCE cpu|gpu [KEY] FD`; `torch_ops_child.py` tells the form of its lines and why these were chosen.
+Runs in the frame of `discovery_child.py`; `torch_ops_child.py` tells the form of its lines and why these were chosen.
 What is expected is exact in every format, computed by Python itself, or comes from MLX's CPU.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_ORPHAN_LIMIT_S = 400  # the end of a child that hangs after its own parent was killed
+if TYPE_CHECKING:
+    from gpulayer.gpu.discovery_child import Report
+
 _SIZE = 64
 _TOLERANCE = 5e-3  # a GPU may round its factors (TF32); what is wrong is wrong by far more
 
@@ -124,26 +121,17 @@ def _same(found: Any, wanted: Any) -> bool:
     return bool(abs(found - wanted) <= _TOLERANCE)
 
 
-def main(device: str, keys: list[str], descriptor: int) -> None:
-    """Try `keys` on `device` and write the results to `descriptor`."""
+def _try(key: str, mx: Any, device: Any) -> str:
+    """Return "ok" or "wrong". Raises what the framework raises."""
+    return "ok" if _same(*_ITEMS[key](mx, device)) else "wrong"
 
-    def say(key: str, *value: object) -> None:
-        os.write(descriptor, json.dumps([key, *value]).encode() + b"\n")
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here leaves a result, no gigabytes
-    say("keys", keys)
+def main(report: Report, device: str, *chosen: str) -> None:
+    """Try the `chosen` keys (none: all) on `device`, cpu or gpu, and write the results to `report`."""
+    keys = list(chosen or _ITEMS)
+    report.say("keys", keys)
     mx = importlib.import_module("mlx.core")
     mx.set_default_device(mx.cpu)  # what names no stream only prepares
     for key in keys:
-        say("step", key)
-        try:
-            say(key, "ok" if _same(*_ITEMS[key](mx, getattr(mx, device))) else "wrong")
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it is the result
-            say(key, None, f"{type(error).__name__}: {error}"[:500])
-    say("done", True)
-
-
-if __name__ == "__main__":
-    signal.alarm(_ORPHAN_LIMIT_S)
-    main(sys.argv[1], sys.argv[2:-1] or list(_ITEMS), int(sys.argv[-1]))
-    os._exit(0)  # what frameworks do at their end is not asked for, and may hang
+        report.say("step", key)
+        report.ask(key, partial(_try, key, mx, getattr(mx, device)))

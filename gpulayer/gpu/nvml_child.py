@@ -1,22 +1,19 @@
 """NVIDIA's GPUs as NVML knows them, through ctypes. SHIPPED.
 
-Runs as `python -I -S -c SOURCE FD` and writes JSON lines (`host_child.py` tells their form). A child, since a driver
-in trouble can hang or crash whoever calls it. Every call's return code is kept: 0 is success; others are constants of
-nvml.h (3 not supported, 4 no permission, 9 driver not loaded, 12 library not found, 15 GPU is lost, 18 library and
-driver differ).
+Runs in the frame of `discovery_child.py`, since a driver in trouble can hang or crash whoever calls it. Every call's
+return code is kept: 0 is success; others are constants of nvml.h (3 not supported, 4 no permission, 9 driver not
+loaded, 12 library not found, 15 GPU is lost, 18 library and driver differ).
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import signal
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
+if TYPE_CHECKING:
+    from gpulayer.gpu.discovery_child import Report
+
 
 _LIBRARIES = (
     "libnvidia-ml.so.1",
@@ -163,27 +160,17 @@ def _instances(nvml: _Nvml, parent: ctypes.c_void_p) -> list[dict[str, Any]]:
     return found
 
 
-def main(descriptor: int) -> None:
-    """Write what NVML says to `descriptor`."""
-
-    def say(key: str, value: object) -> None:
-        os.write(descriptor, json.dumps([key, value]).encode() + b"\n")
-
+def main(report: Report) -> None:
+    """Write what NVML says to `report`."""
     nvml = _Nvml()
     code = nvml.call("nvmlInit_v2")
-    say("init", code)
+    report.say("init", code)
     if code == 0:
-        say("driver", nvml.text("nvmlSystemGetDriverVersion")[0])
+        report.say("driver", nvml.text("nvmlSystemGetDriverVersion")[0])
         cuda, _ = nvml.filled("nvmlSystemGetCudaDriverVersion_v2", ctypes.c_int())
-        say("cuda", cuda.value if cuda else None)
+        report.say("cuda", cuda.value if cuda else None)
         count, _ = nvml.filled("nvmlDeviceGetCount_v2", ctypes.c_uint())
         for index in range(count.value if count else 0):
             handle = ctypes.c_void_p()
             code = nvml.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-            say(f"gpu:{index}", _describe_physical(nvml, handle) if code == 0 else {"codes": {"handle": code}})
-    say("done", True)
-
-
-if __name__ == "__main__":
-    signal.alarm(_ORPHAN_LIMIT_S)
-    main(int(sys.argv[1]))
+            report.say(f"gpu:{index}", _describe_physical(nvml, handle) if code == 0 else {"codes": {"handle": code}})

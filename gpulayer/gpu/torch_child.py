@@ -1,46 +1,24 @@
 """What PyTorch says of itself and of its devices, and whether each device really works. SHIPPED.
 
-Runs as `python -c SOURCE FD` in the jobs' interpreter and writes one JSON line `[key, value]` or `[key, null, "Class:
-text"]` as soon as a thing is known: what was written before a crash or the time limit stays. Nothing is taken from a
-claim: a device counts once a product that it computed equals the CPU's. Every call is wrapped by itself, since the
-exception's class depends on the build (RuntimeError, AttributeError, AssertionError, NotImplementedError were seen).
+Runs in the frame of `discovery_child.py`, in the jobs' interpreter. Nothing is taken from a claim: a device counts once
+a product that it computed equals the CPU's. Every call is wrapped by itself, since the exception's class depends on the
+build (RuntimeError, AttributeError, AssertionError, NotImplementedError were seen).
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import resource
-import signal
 import sys
 import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_ORPHAN_LIMIT_S = 180  # the end of a child that hangs after its own parent was killed
+if TYPE_CHECKING:
+    from gpulayer.gpu.discovery_child import Report
+
 _SIZE = 64
 _TOLERANCE = 1e-3
-
-
-class _Report:
-    """Writes lines; `ask` turns an exception into a line of its own."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def say(self, key: str, *value: object) -> None:
-        os.write(self._descriptor, json.dumps([key, *value]).encode() + b"\n")
-
-    def ask(self, key: str, question: Callable[[], Any]) -> Any:
-        try:
-            value = question()
-        except BaseException as error:  # noqa: BLE001  # a framework may well raise SystemExit
-            self.say(key, None, f"{type(error).__name__}: {error}"[:500])
-            return None
-        self.say(key, value)
-        return value
 
 
 def _product(torch: Any, device: str) -> str:
@@ -78,7 +56,7 @@ def _sum_alone(torch: Any) -> bool:
     return bool(ones.tolist() == [1.0] * 4)
 
 
-def _cuda_available(torch: Any, report: _Report) -> bool:
+def _cuda_available(torch: Any, report: Report) -> bool:
     """Ask whether torch.cuda is available; the driver's complaints come as warnings and are reported."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -87,7 +65,7 @@ def _cuda_available(torch: Any, report: _Report) -> bool:
     return bool(available)
 
 
-def _cuda_devices(torch: Any, report: _Report) -> None:
+def _cuda_devices(torch: Any, report: Report) -> None:
     count = report.ask("cuda_count", lambda: int(torch.cuda.device_count()))
     for index in range(count or 0):
         properties = report.ask(f"cuda:{index}", partial(_properties, torch, index))
@@ -105,7 +83,7 @@ def _properties(torch: Any, index: int) -> dict[str, Any]:
     return values
 
 
-def _mps(torch: Any, report: _Report) -> None:
+def _mps(torch: Any, report: Report) -> None:
     backend = torch.backends.mps
     built = report.ask("mps_built", lambda: bool(backend.is_built()))
     available = report.ask("mps_available", lambda: bool(backend.is_available()))
@@ -127,7 +105,7 @@ def _refuses_double(torch: Any) -> bool:
     return False
 
 
-def _xpu(torch: Any, report: _Report) -> None:
+def _xpu(torch: Any, report: Report) -> None:
     """Ask for Intel's GPUs; how much of their memory is free is not known on some parts."""
     if not report.ask("xpu_available", lambda: bool(torch.xpu.is_available())):
         return
@@ -155,16 +133,10 @@ def _xpu_free(torch: Any, index: int) -> int:
     return int(torch.xpu.mem_get_info(index)[0])
 
 
-def main(descriptor: int) -> None:
-    """Write the answers to `descriptor`."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here leaves a note, no gigabytes
-    report = _Report(descriptor)
-    try:
-        torch = importlib.import_module("torch")  # it may be missing, crash, hang or exit
-    except BaseException as error:  # noqa: BLE001
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-        report.say("missing" if missing else "import", None, f"{type(error).__name__}: {error}"[:500])
-        report.say("done", True)
+def main(report: Report) -> None:
+    """Write the answers to `report`."""
+    torch = report.load("torch", lambda: importlib.import_module("torch"))
+    if torch is None:
         return
     report.ask("version", lambda: str(torch.__version__))
     for kind in ("cuda", "hip", "xpu"):
@@ -183,10 +155,3 @@ def main(descriptor: int) -> None:
         _cuda_devices(torch, report)
     report.say("step", "torch.xpu")
     _xpu(torch, report)
-    report.say("done", True)
-
-
-if __name__ == "__main__":
-    signal.alarm(_ORPHAN_LIMIT_S)
-    main(int(sys.argv[1]))
-    os._exit(0)  # what frameworks do at their end is not asked for, and may hang

@@ -1,25 +1,22 @@
 """Operators and dtypes of PyTorch, each tried once on one device. SHIPPED.
 
-Runs as `python -c SOURCE DEVICE [KEY] FD` in the jobs' interpreter. It says first which `keys` there are, then `step`
-and one line for each: `[key, "ok" or "wrong"]`, or `[key, null, "Class: text"]`. What is expected is exact in any form
-(small whole numbers) or comes from the CPU. Chosen for what has failed on real devices: half precision, integers beyond
-32 bits, wrapping sums, double (which Metal lacks, so that it tells whether a tensor is really there), linear algebra (a
-virtual Apple GPU cannot build its pipelines), and strided views in attention and convolution.
+Runs in the frame of `discovery_child.py`, in the jobs' interpreter. It says first which `keys` there are, then `step`
+and one line for each: "ok", "wrong", or the exception. What is expected is exact in any form (small whole numbers) or
+comes from the CPU. Chosen for what has failed on real devices: half precision, integers beyond 32 bits, wrapping sums,
+double (which Metal lacks, so that it tells whether a tensor is really there), linear algebra (a virtual Apple GPU
+cannot build its pipelines), and strided views in attention and convolution.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_ORPHAN_LIMIT_S = 400  # the end of a child that hangs after its own parent was killed
+if TYPE_CHECKING:
+    from gpulayer.gpu.discovery_child import Report
+
 _SIZE = 64
 _TOLERANCE = 5e-3  # a GPU may round its factors (TF32); what is wrong is wrong by far more
 
@@ -127,30 +124,13 @@ def _memory(torch: Any, device: str) -> dict[str, int]:
     return {name: int(getattr(torch.mps, name)()) for name in names if hasattr(torch.mps, name)}
 
 
-def main(device: str, keys: list[str], descriptor: int) -> None:
-    """Try `keys` on `device` and write the results to `descriptor`."""
-
-    def say(key: str, *value: object) -> None:
-        os.write(descriptor, json.dumps([key, *value]).encode() + b"\n")
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here leaves a result, no gigabytes
-    say("keys", keys)
+def main(report: Report, device: str, *chosen: str) -> None:
+    """Try the `chosen` keys (none: all) on `device` and write the results to `report`."""
+    keys = list(chosen or _ITEMS)
+    report.say("keys", keys)
     torch = importlib.import_module("torch")
     for key in keys:
-        say("step", key)
-        try:
-            say(key, _try(key, torch, device))
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it is the result
-            say(key, None, f"{type(error).__name__}: {error}"[:500])
-    say("step", "memory")
-    try:
-        say("memory", _memory(torch, device))
-    except BaseException as error:  # noqa: BLE001
-        say("memory", None, f"{type(error).__name__}: {error}"[:500])
-    say("done", True)
-
-
-if __name__ == "__main__":
-    signal.alarm(_ORPHAN_LIMIT_S)
-    main(sys.argv[1], sys.argv[2:-1] or list(_ITEMS), int(sys.argv[-1]))
-    os._exit(0)  # what frameworks do at their end is not asked for, and may hang
+        report.say("step", key)
+        report.ask(key, partial(_try, key, torch, device))
+    report.say("step", "memory")
+    report.ask("memory", partial(_memory, torch, device))

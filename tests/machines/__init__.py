@@ -164,7 +164,10 @@ def _build(
 
 def write_missing(site: Path, name: str) -> None:
     """Make `import <name>` fail as where it is not installed, whatever the interpreter has."""
-    (site / f"{name}.py").write_text(f'raise ModuleNotFoundError("No module named {name!r}", name={name!r})\n')
+    (site / name).mkdir(
+        exist_ok=True
+    )  # a folder: what Python compiles then lies in it, and `site` stays as old as it is
+    (site / name / "__init__.py").write_text(f'raise ModuleNotFoundError("No module named {name!r}", name={name!r})\n')
 
 
 def write_missing_torch(site: Path) -> None:

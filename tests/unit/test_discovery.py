@@ -228,7 +228,7 @@ def wait_until_gone(pid: int) -> None:
 
 def test_a_torn_answer_is_told_and_the_rest_is_kept(python: Path) -> None:
     write_torch(python.parent / "site", MAC_TORCH)
-    tear = "import os, sys\nos.write(int(sys.argv[1]), b'[\"version\", ' + b'[' * 100_000 + b'\\n{}\\n7\\n')\n"
+    tear = "import os, sys\nos.write(int(sys.argv[-1]), b'[\"version\", ' + b'[' * 100_000 + b'\\n{}\\n7\\n')\n"
     init = python.parent / "site" / "torch" / "__init__.py"
     init.write_text(init.read_text() + tear)
     report = mac(python, None)
@@ -237,7 +237,7 @@ def test_a_torn_answer_is_told_and_the_rest_is_kept(python: Path) -> None:
 
 
 def test_an_answer_that_breaks_off_is_told(python: Path) -> None:
-    report = broken(python, 'import os, sys\nos.write(int(sys.argv[1]), b\'["version", "2.1\')\nos.abort()')
+    report = broken(python, 'import os, sys\nos.write(int(sys.argv[-1]), b\'["version", "2.1\')\nos.abort()')
     assert codes(report, "error") == ["child_crashed", "child_output_invalid"]
     assert torch_of(report)["version"] is None
 

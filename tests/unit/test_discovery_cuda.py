@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gpulayer.gpu import cuda_child
+from gpulayer.gpu.discovery_child import Report
 from gpulayer.gpu.discovery_cuda import CudaDevice, ask_cuda, count_device_memory
 from gpulayer.gpu.discovery_notes import Notes
 from gpulayer.gpu.discovery_nvidia import add_nvidia_devices
@@ -214,7 +215,7 @@ class Driver:
 def written(driver: Driver | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(cuda_child, "_library", lambda: driver)
     read_end, write_end = os.pipe()
-    cuda_child.main(write_end)
+    cuda_child.main(Report(write_end))
     os.close(write_end)
     with os.fdopen(read_end) as answer:
         return dict(map(json.loads, answer))
@@ -223,8 +224,8 @@ def written(driver: Driver | None, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 def test_the_child_tells_what_an_older_driver_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     device = {"integrated": 1, "major": 12, "minor": 1, "numa_config": 0, "total": 45 * GIB, "name": "NVIDIA N1X"}
     said = written(Driver(), monkeypatch)
-    assert said == {"init": 0, "cuda": 13010, "device:0": {**device, "uuid": UUID}, "done": True}
+    assert said == {"init": 0, "cuda": 13010, "device:0": {**device, "uuid": UUID}}
 
 
 def test_the_child_says_that_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert written(None, monkeypatch) == {"init": None, "done": True}
+    assert written(None, monkeypatch) == {"init": None}

@@ -99,7 +99,7 @@ def test_what_was_shown_before_the_time_limit_counts(python: Path) -> None:
 def test_an_answer_without_end_is_cut(python: Path) -> None:
     write_stand_in(python.parent / "site", "mlx", {})
     with (python.parent / "site" / "mlx" / "core.py").open("a") as file:
-        file.write("\nimport os, sys\nfor _ in range(100):\n    os.write(int(sys.argv[1]), b'[' * 65536)\n")
+        file.write("\nimport os, sys\nfor _ in range(100):\n    os.write(int(sys.argv[-1]), b'[' * 65536)\n")
     report = probe(str(python), ["mlx"], system=play(mac_recording()))
     assert {"output_truncated", "child_output_invalid"} <= set(codes(report))
     assert len(json.dumps(report)) < 64 << 10
