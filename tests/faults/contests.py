@@ -21,7 +21,10 @@ async def alone(project: Project) -> list[Event]:
 
 
 async def together(scene: Scene, *, controllers: int, jobs: int) -> None:
-    """Let many controllers apply the same jobs at the same moment."""
+    """Let many controllers apply the same jobs at the same moment.
+
+    Each has its own history: only the host can tell them that another was first.
+    """
     scene.host("a", slots=jobs)
     projects = [scene.project(f"laptop-{n}") for n in range(controllers)]
     for project in projects:
@@ -32,6 +35,7 @@ async def together(scene: Scene, *, controllers: int, jobs: int) -> None:
         assert sum(counts.values()) == jobs
     journal = scene.check()
     assert len(journal.starts) == jobs
+    assert all(project.logs_are_equal() for project in projects)
 
 
 async def one_gpu(scene: Scene, *, rounds: int) -> None:

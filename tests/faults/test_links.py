@@ -82,7 +82,7 @@ async def test_silence_is_noticed_and_mended(scene: Scene, monkeypatch: pytest.M
 async def test_a_slow_link_is_no_lost_link(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """F16: what the link holds back counts as a sign of life once it comes; the keepalive fires at no time."""
     monkeypatch.setattr(sessions, "PING_INTERVAL", 0.2)
-    monkeypatch.setattr(sessions, "SILENCE", 2.0)
+    monkeypatch.setattr(sessions, "SILENCE", 3.0)
     scene.host("a")
     proxy = await scene.proxy("a")
     project = scene.project()

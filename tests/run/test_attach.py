@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from contextlib import aclosing
@@ -323,32 +322,6 @@ async def test_kill_9_around_a_launch_starts_each_job_once(project: Project, wor
     assert set(project.starts().values()) == {1}
     assert len(project.starts()) == 4
     assert project.logs_are_equal()
-
-
-async def test_controllers_that_start_together_start_each_job_once(project: Project, tmp_path: Path) -> None:
-    """Each has its own history: only the host can tell them that the other was first."""
-    project.extra = {"run-one": {"max_jobs": 8}}
-    several = [
-        Project(
-            folder=tmp_path / str(n) / project.name,
-            hosts={"run-one": project.hosts["run-one"]},
-            options=project.options,
-            extra=project.extra,
-        )
-        for n in range(4)
-    ]
-    for one in several:
-        one.folder.mkdir(parents=True)
-        one.write({f"job-{n}": {"command": f"{STARTED}; echo {n}"} for n in range(3)})
-    plans = await asyncio.gather(*(one.plan() for one in several))
-    for events in await asyncio.gather(*(one.apply(plan) for one, plan in zip(several, plans, strict=True))):
-        code, counts = summary(events)
-        assert code == 0
-        assert sum(counts.values()) == 3
-    assert set(several[0].starts().values()) == {1}
-    assert all(one.logs_are_equal() for one in several)
-    for one in several:
-        await one.close()
 
 
 async def test_the_queue_goes_on_elsewhere_when_a_host_stays_away(project: Project) -> None:
