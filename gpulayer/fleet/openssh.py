@@ -60,7 +60,8 @@ class _NewKeys:
         fingerprint = re.search(rb"Server host key: \S+ (\S+)", self._said)
         added = re.search(rb"Permanently added '([^']+)' \((\S+)\)", self._said)
         if fingerprint and added:
-            self._accept_new(added[1].decode(errors="replace"), f"{added[2].decode()} {fingerprint[1].decode()}")
+            name, kind, digest = (word.decode(errors="replace") for word in (added[1], added[2], fingerprint[1]))
+            self._accept_new(name, f"{kind} {digest}")
             self._said = b" " * _MESSAGES  # one connection takes one new key
         self._pass_on(data)
 
@@ -93,14 +94,17 @@ class OpenSshTransport:
         """Return what ssh said when it failed itself (status 255)."""
         if status != _SSH_FAILED:
             return None
-        lines = stderr.decode(errors="replace").splitlines()
-        text = "\n".join(line for line in lines if not line.startswith("debug1:")).strip()
-        said = text.splitlines()[-1][:300] if text else "it says nothing"
-        if _DROPPED.search(text):
+        # What the server made ssh say may be anything. Its lines are looked at one by one: a pattern that may begin
+        # anywhere takes seconds for a long one.
+        lines = [line.strip(" @")[:300] for line in stderr.decode(errors="replace").splitlines()]
+        lines = [line for line in lines if line and not line.startswith("debug1:")]
+        said = lines[-1] if lines else "it says nothing"
+        if any(map(_DROPPED.search, lines)):
             return DroppedError(self._host.name, Stage.CONNECT, f"the server hung up at once ({said})", fix="try again")
         for pattern, stage, fix in _COMPLAINTS:
-            if (match := re.search(f".*(?:{pattern}).*", text)) is not None:
-                return HostError(self._host.name, stage, match[0].strip(" @")[:300], fix=fix)
+            for line in lines:
+                if re.search(pattern, line):
+                    return HostError(self._host.name, stage, line, fix=fix)
         return HostError(self._host.name, Stage.CONNECT, f"ssh failed: {said}", fix=f"try: ssh {self._host.target}")
 
     def _words(self, host: Host, depth: int) -> list[str]:
@@ -113,8 +117,16 @@ class OpenSshTransport:
             "BatchMode": "yes",
             "StrictHostKeyChecking": "accept-new" if options.accept_new else "yes",
             "UserKnownHostsFile": " ".join(f'"{path}"' for path in options.known_hosts),
+            "GlobalKnownHostsFile": "/dev/null",  # the system's is among ours
+            "VerifyHostKeyDNS": "no",
+            "NoHostAuthenticationForLocalhost": "no",
             "UpdateHostKeys": "no",
+            "ControlPath": "none",  # a connection that was made before may have been made without these
+            "ControlMaster": "no",
             "ForwardAgent": "no",
+            "GSSAPIDelegateCredentials": "no",
+            "Tunnel": "no",
+            "SetEnv": "GPULAYER_SSH=1",  # the first one counts: it keeps what the configuration sets from being sent
             "ForwardX11": "no",
             "ClearAllForwardings": "yes",
             "PermitLocalCommand": "no",

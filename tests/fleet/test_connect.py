@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpulayer.errors import Stage
+from gpulayer.fleet import session as session_module
+from gpulayer.fleet.openssh import OpenSshTransport, _NewKeys
 from gpulayer.fleet.session import Fleet, Session
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.spec.inventory import Host, Inventory, TransportKind
@@ -184,20 +187,80 @@ async def test_a_key_with_a_passphrase_is_used_through_the_agent(
     assert await greet(dataclasses.replace(plain_host.host, identity_file=None), agent_socket=ssh_agent)
 
 
-async def test_nothing_of_our_environment_goes_along(
-    sshd_host: Callable[..., SshdHost], greet: Greet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_neither_environment_nor_agent_goes_along(
+    *,
+    sshd_host: Callable[..., SshdHost],
+    farm: Farm,
+    greet: Greet,
+    ssh_agent: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET", "s3cr3t")
+    """The configuration asks for both and the server would take both, as plain ssh shows; our transports give none."""
+    monkeypatch.setenv("AWS_SECRET", "s3cr3t-value")
+    monkeypatch.setenv("SSH_AUTH_SOCK", ssh_agent)
     config = tmp_path / "config"
-    config.write_text("Host *\n  SendEnv AWS_* SSH_*\n  ForwardAgent yes\n")
-    known = sshd_host("curious", config=["AcceptEnv AWS_* SSH_*"], rc='env > "$HOME/env"')
+    config.write_text("Host *\n  SendEnv *\n  SetEnv MINE=s3cr3t-value\n  ForwardAgent yes\n")
+    known = sshd_host("curious", config=["AcceptEnv *", "AllowAgentForwarding yes"], rc='env > "$HOME/env"')
+    target = ["-o", f"UserKnownHostsFile={farm.known_hosts}", "-i", str(farm.identity), "-p", str(known.port)]
+    plain = await asyncio.create_subprocess_exec(
+        "ssh", "-F", str(config), *target, f"{USER}@{ADDRESS}", "env", stdout=asyncio.subprocess.PIPE
+    )
+    given = (await plain.communicate())[0].decode().splitlines()
+    assert {"AWS_SECRET=s3cr3t-value", "MINE=s3cr3t-value"} < set(given)
+    assert any(line.startswith("SSH_AUTH_SOCK=/tmp/ssh-") for line in given)
     for transport in (TransportKind.SSH, TransportKind.OPENSSH):
-        assert await greet(dataclasses.replace(known.host, transport=transport), ssh_config=config)
-        seen = (known.home / "env").read_text()
+        host = dataclasses.replace(known.host, transport=transport)
+        assert await greet(host, ssh_config=config, agent_socket=ssh_agent)
+        given = (known.home / "env").read_text().splitlines()
         (known.home / "env").unlink()
-        assert "SSHD_FARM=" in seen
-        assert "s3cr3t" not in seen
-        assert "SSH_AUTH_SOCK" not in seen
+        assert any(line.startswith("SSHD_FARM=") for line in given)
+        assert not any("s3cr3t" in line for line in given)
+        # SendEnv adds up, so of what ssh itself is given it sends the names that are asked for: of our agent the path.
+        assert not any(line.startswith("SSH_AUTH_SOCK=") and line != f"SSH_AUTH_SOCK={ssh_agent}" for line in given)
+        assert transport is TransportKind.OPENSSH or f"SSH_AUTH_SOCK={ssh_agent}" not in given
+
+
+async def test_the_configuration_weakens_none_of_openssh_s_settings(
+    plain_host: SshdHost, connect_options: ConnectOptions, tmp_path: Path
+) -> None:
+    weak = {
+        "StrictHostKeyChecking": "no", "UserKnownHostsFile": "none", "GlobalKnownHostsFile": "/tmp/any",
+        "VerifyHostKeyDNS": "yes", "NoHostAuthenticationForLocalhost": "yes", "ControlMaster": "auto",
+        "ControlPath": "/tmp/master", "ForwardAgent": "yes", "ForwardX11": "yes", "GSSAPIDelegateCredentials": "yes",
+        "Tunnel": "yes", "PermitLocalCommand": "yes", "UpdateHostKeys": "yes", "SetEnv": "MINE=s3cr3t",
+        "RemoteCommand": "id", "RequestTTY": "force", "BatchMode": "no", "LocalForward": "8080 localhost:80",
+    }  # fmt: skip
+    config = tmp_path / "config"
+    config.write_text("Host *\n" + "".join(f"  {key} {value}\n" for key, value in weak.items()))
+
+    async def settings(*words: str) -> set[str]:
+        ssh = await asyncio.create_subprocess_exec("ssh", "-G", *words, "--", ADDRESS, stdout=asyncio.subprocess.PIPE)
+        return set((await ssh.communicate())[0].decode().lower().splitlines())
+
+    host = dataclasses.replace(plain_host.host, transport=TransportKind.OPENSSH)
+    options = dataclasses.replace(connect_options, ssh_config=config)
+    ours = await settings(*OpenSshTransport(host, {}, options)._words(host, 0)[1:])
+    theirs = await settings("-F", str(config))
+    kept = {key for key in weak if any(line.startswith(f"{key.lower()} ") for line in ours & theirs)}
+    assert kept == set()
+    assert {"stricthostkeychecking true", "forwardagent no", "controlmaster false", "batchmode yes"} < ours
+    assert f"userknownhostsfile {str(connect_options.known_hosts[0]).lower()}" in ours
+
+
+async def test_what_a_server_makes_ssh_say_costs_no_time_and_shows_as_it_is(connect_options: ConnectOptions) -> None:
+    transport = OpenSshTransport(Host(name="far", transport=TransportKind.OPENSSH), {}, connect_options)
+    begun = time.process_time()
+    for said in (b"x" * 16_384, b"Connection\xff\xfe" * 1000, b"\n" * 16_384, b"a\x1b]0;pwn\x07" * 1000):
+        error = transport.explain(255, said)
+        assert error is not None
+        assert error.stage is Stage.CONNECT
+        assert len(error.reason) < 400
+    assert time.process_time() - begun < 0.5
+    told: list[tuple[str, str]] = []
+    receiver = _NewKeys(session_module.Session(transport._host, None, transport), lambda *new: told.append(new))
+    receiver.stderr_received(b"Server host key: ssh-ed25519 SHA256:\xff\nPermanently added 'a\xff' (\xff) to\n")
+    assert told == [("a\ufffd", "\ufffd SHA256:\ufffd")]
 
 
 @BOTH

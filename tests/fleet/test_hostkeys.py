@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from gpulayer.errors import Stage
 from gpulayer.spec.inventory import TransportKind
 from tests.fleet.conftest import Failure, Greet
-from tests.sshd import SshdHost, keygen, known_hosts_line
+from tests.sshd import Farm, SshdHost, keygen, known_hosts_line
 
 BOTH = pytest.mark.parametrize("transport", [TransportKind.SSH, TransportKind.OPENSSH])
 
@@ -133,10 +135,67 @@ async def test_a_server_that_lost_the_known_kind_of_key_has_changed(
 async def test_the_users_configuration_cannot_switch_the_check_off(
     host: SshdHost, failure: Failure, known_hosts: Path, tmp_path: Path
 ) -> None:
-    config = tmp_path / "config"
-    config.write_text("Host *\n  UserKnownHostsFile none\n  StrictHostKeyChecking no\n")
-    for transport in (TransportKind.SSH, TransportKind.OPENSSH):
-        target = dataclasses.replace(host.host, transport=transport)
-        error = await failure(target, known_hosts=(known_hosts,), ssh_config=config)
-        assert error.stage is Stage.HOST_KEY
+    config, control = tmp_path / "config", tmp_path / "c"
+    config.write_text(
+        "Host *\n  UserKnownHostsFile none\n  StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes\n"
+        f"  ControlPath {control}\n  ControlMaster auto\n"
+    )
+    words = ["ssh", "-F", str(config), "-p", str(host.port), "-i", str(host.host.identity_file), "-N"]
+    # A connection that ssh itself has made under that configuration, and would share with whoever comes.
+    master = await asyncio.create_subprocess_exec(*words, str(host.host.address), stderr=asyncio.subprocess.DEVNULL)
+    try:
+        while not control.exists():
+            assert master.returncode is None
+            await asyncio.sleep(0.01)
+        for transport in (TransportKind.SSH, TransportKind.OPENSSH):
+            target = dataclasses.replace(host.host, transport=transport)
+            error = await failure(target, known_hosts=(known_hosts,), ssh_config=config)
+            assert error.stage is Stage.HOST_KEY
+    finally:
+        master.terminate()
+        await master.wait()
     assert not known_hosts.exists()
+
+
+@pytest.fixture(scope="module")
+def certified(sshd_host: Callable[..., SshdHost], farm: Farm) -> tuple[SshdHost, Path]:
+    """A host that shows a certificate for its key and nothing else, and the authority's public key."""
+    authority = keygen(farm.root / "authority")
+    one = sshd_host("certified")
+    certify(authority, one, "127.0.0.1")
+    one.stop()
+    one.config.write_text(one.config.read_text() + f"HostCertificate {one.host_key}-cert.pub\n")
+    one.start()
+    return one, Path(f"{authority}.pub")
+
+
+def certify(authority: Path, one: SshdHost, principal: str, *more: str) -> None:
+    words = ["ssh-keygen", "-q", "-s", str(authority), "-I", "host", "-h", "-n", principal, *more]
+    subprocess.run([*words, f"{one.host_key}.pub"], check=True)
+
+
+@BOTH
+async def test_a_certificate_of_a_known_authority_suffices_and_must_hold(
+    certified: tuple[SshdHost, Path], greet: Greet, failure: Failure, known_hosts: Path, transport: TransportKind
+) -> None:
+    one, authority = certified
+    target = dataclasses.replace(one.host, transport=transport)
+    trusted = known_hosts_line(one.port, authority, "@cert-authority")
+    known_hosts.write_text(trusted)
+    assert await greet(target, known_hosts=(known_hosts,))
+    known_hosts.write_text(trusted + known_hosts_line(one.port, authority, "@revoked"))
+    assert (await failure(target, known_hosts=(known_hosts,))).stage is Stage.HOST_KEY
+    known_hosts.write_text(
+        known_hosts_line(one.port, Path(f"{keygen(known_hosts.with_name('x'))}.pub"), "@cert-authority")
+    )
+    assert (await failure(target, known_hosts=(known_hosts,))).stage is Stage.HOST_KEY
+    known_hosts.write_text(trusted)
+    for principal, validity in (("other-host", "+1h"), ("127.0.0.1", "20200101:20200102")):
+        certify(Path(str(authority).removesuffix(".pub")), one, principal, "-V", validity)
+        one.stop()
+        one.start()
+        error = await failure(target, known_hosts=(known_hosts,), accept_new=None)
+        assert error.stage is Stage.HOST_KEY, error
+    certify(Path(str(authority).removesuffix(".pub")), one, "127.0.0.1")
+    one.stop()
+    one.start()
