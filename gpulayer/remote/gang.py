@@ -48,6 +48,7 @@ _COMMIT = 30.0  # seconds in which all must have written their intents
 _DECIDE = 2.0  # seconds in which the hub answers what a node proposes as the fate
 _FAREWELL = 2.0  # seconds in which the others take note of the fate
 _PINGS = 12  # in the time of a silence that counts as a loss
+_PATIENCE = 24 * 3600  # seconds that torchrun waits for the other nodes, whose setup may take long; ours ends it before
 _LEAST_SHUTDOWN = 30  # seconds, torch's own default
 
 
@@ -147,6 +148,7 @@ class Gang:
             "master-port": self.store_port,
             "rdzv-backend": "static",
             "rdzv-id": self.id,
+            "rdzv-conf": f"timeout={_PATIENCE}",
             "max-restarts": 0,
         }
         torchrun = [interpreter, "-m", "torch.distributed.run"]
@@ -242,7 +244,7 @@ class Hub(Gang):
             elif node is not None or time.monotonic() - claim.since > _PROVE:
                 self._drop([claim])
         if self._ports.control in ready:
-            with contextlib.suppress(BlockingIOError, LinkLostError, ConnectionError):
+            with contextlib.suppress(OSError, LinkLostError):
                 connection, _ = self._ports.control.accept()
                 if len(self._claims) < _STRANGERS:
                     self._claims.append(Claim(Link(connection), self._proof, self.nodes))

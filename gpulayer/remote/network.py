@@ -301,18 +301,21 @@ class Ports:
 def _bound(port: int) -> socket.socket:
     """Return a socket bound to a port of every address of this host, of both families where it has both."""
     try:
-        made = socket.socket(socket.AF_INET6)
-        try:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(("::", port))
-        except BaseException:
-            made.close()
-            raise
+        return _bound_to(socket.AF_INET6, "::", port)
     except OSError:
-        made = socket.socket(socket.AF_INET)
+        return _bound_to(socket.AF_INET, "0.0.0.0", port)  # noqa: S104  # which address the others reach is to be seen
+
+
+def _bound_to(family: int, address: str, port: int) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(("0.0.0.0", port))  # noqa: S104  # which address the others can reach is not known before they try
+        made.bind((address, port))
+    except BaseException:
+        made.close()
+        raise
     return made
 
 

@@ -55,7 +55,7 @@ def end(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
     give_up = time.monotonic() + SHUTDOWN
     for rank in ranks:
         try:
-            rank.wait(max(0, give_up - time.monotonic()))
+            rank.wait(max(0.0, give_up - time.monotonic()))
         except subprocess.TimeoutExpired:
             os.killpg(rank.pid, signal.SIGKILL)
             rank.wait()
