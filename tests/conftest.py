@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -17,11 +18,13 @@ settings.load_profile("any-machine")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what is marked `linux` on other systems, with what it needs; nothing else is ever skipped."""
-    for marker in item.iter_markers("linux"):
-        (what,) = marker.args
-        if sys.platform != "linux":
-            pytest.skip(f"[needs_linux] {what}")
+    """Skip what is marked `linux` on other systems, and `root` for other users, with what it needs; nothing else is."""
+    needs = {"linux": sys.platform == "linux", "root": os.geteuid() == 0}
+    for name, here in needs.items():
+        for marker in item.iter_markers(name):
+            (what,) = marker.args
+            if not here:
+                pytest.skip(f"[needs_{name}] {what}")
 
 
 @pytest.fixture(scope="session")

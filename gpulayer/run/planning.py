@@ -148,8 +148,6 @@ def check_applicable(plan: Plan, jobs: JobSet) -> None:
         raise UsageError(
             "this plan was made against a saved fleet and cannot be applied", fix="plan anew without --facts"
         )
-    if any(planned.nodes for planned in plan.jobs):
-        raise UsageError("distributed jobs are planned, and not launched yet", fix="apply the other jobs alone")
     if plan.project != jobs.project:
         raise UsageError(
             f"the plan is of project {plan.project!r}, the jobs are of {jobs.project!r}", fix="plan these jobs anew"

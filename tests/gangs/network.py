@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from typing import Self
 
 from tests.sshd import SshdHost, with_us
 
-NAMESPACES = os.geteuid() == 0
+NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
 _NOWHERE = "02:00:00:00:00:fe"  # a locally administered address that nobody has
 
 

@@ -121,13 +121,13 @@ class Project:
         """Tell whether each run's log here is the host's, byte for byte."""
         return all(self.local_log(run) == self.remote_log(host, run) for run, host in self.runs().items() if host)
 
-    def controller(self, *words: str) -> subprocess.Popen[str]:
+    def controller(self, *words: str, **variables: str) -> subprocess.Popen[str]:
         """Start a controller as a process of its own, which prints its events as lines of JSON."""
         return subprocess.Popen(
             [sys.executable, "-m", "tests.run.controller", str(self.folder), str(self.options.known_hosts[0]), *words],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.getcwd()},  # noqa: PTH109
+            env=os.environ | {"PYTHONPATH": os.getcwd(), **variables},  # noqa: PTH109
         )
 
 

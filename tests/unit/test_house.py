@@ -305,7 +305,7 @@ def test_every_test_asserts_something() -> None:
     assert not silent
 
 
-def test_no_test_is_skipped_but_by_the_one_marker_for_linux() -> None:
+def test_no_test_is_skipped_but_by_the_two_markers_of_what_it_needs() -> None:
     skips = [
         (str(path.relative_to(ROOT)), node.attr)
         for path in TESTS
@@ -322,4 +322,13 @@ def test_what_needs_linux_is_skipped_elsewhere_with_a_code(
     conftest.pytest_runtest_setup(request.node)
     monkeypatch.setattr(conftest, "sys", SimpleNamespace(platform="darwin"))
     with pytest.raises(Skipped, match=r"^\[needs_linux\] the test itself$"):
+        conftest.pytest_runtest_setup(request.node)
+
+
+@pytest.mark.root("this test")
+def test_what_needs_root_is_skipped_for_others_with_a_code(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "os", SimpleNamespace(geteuid=lambda: 1000))
+    with pytest.raises(Skipped, match=r"^\[needs_root\] this test$"):
         conftest.pytest_runtest_setup(request.node)
