@@ -122,7 +122,10 @@ class Executor:
         """Start what can start whenever something may have changed, until nothing can change any more."""
         while self._waiting or self._active:
             self._wake.clear()
-            self._launch(group, [(self._waiting.pop(start.job.name), start) for start in self.queue.ready()])
+            starting = [(self._waiting.pop(start.job.name), start) for start in self.queue.ready()]
+            if starting:  # the queue moves: whoever holds it up next is asked about soon
+                self._polls, self._poll_at = 0, 0.0
+            self._launch(group, starting)
             if not self._active and (self.detach or not self._held_by_others()):
                 break
             try:

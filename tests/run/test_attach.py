@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpulayer.errors import StalePlanError, UsageError
 from gpulayer.fleet.session import Fleet
 from gpulayer.placement.plan import Action
-from gpulayer.run import api
+from gpulayer.run import api, executor
 from gpulayer.run.events import Event
 from gpulayer.run.store import Store
 from tests.run.project import STARTED, Project, gated, output, release, summary, words
@@ -304,6 +306,41 @@ async def test_devices_of_others_are_waited_for(project: Project, tmp_path: Path
     assert words(seen, "late")[0] == "queued"
     with Store.open(other.folder) as store:
         assert [run.status for run in store.runs()] == ["exited"]
+    await other.close()
+
+
+async def test_a_queue_that_moves_asks_soon_again_about_devices_of_others(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(gate: str) -> dict[str, object]:
+        return {"command": f"{STARTED}; echo here; until test -e {tmp_path}/{gate}; do sleep 0.02; done",
+                "where": {"hosts": ["run-one"]}}  # fmt: skip
+
+    asked: list[int] = []
+
+    class Polls(tuple[float, ...]):
+        __slots__ = ()
+
+        def __getitem__(self, index: Any) -> Any:
+            asked.append(index)
+            if index == 1:  # it has become more seldom: one device of the others' gets free
+                (tmp_path / "first").touch()
+            if asked.count(0) == 2:  # a job has started there: the other device is asked about soon again
+                (tmp_path / "last").touch()
+            return 0.05
+
+    project.write({"one": waits("first"), "two": waits("last")})
+    await leave_when(project, "output", 2)
+    monkeypatch.setattr(executor, "TICK", 0.02)
+    monkeypatch.setattr(executor, "POLLS", Polls((0.05,) * 100))
+    other = Project(
+        folder=tmp_path / f"{project.name}-other", hosts=project.hosts, options=project.options, extra=project.extra
+    )
+    other.folder.mkdir()
+    other.write({"early": waits("last"), "late": waits("last")})
+    async with asyncio.timeout(30):
+        assert summary(await other.apply()) == (0, {"succeeded": 2})
+    assert asked.count(0) >= 2
     await other.close()
 
 
