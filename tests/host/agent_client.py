@@ -63,15 +63,21 @@ class AgentError(Exception):
 
 
 class AgentClient:
-    """One agent; `limit` seconds bound every wait."""
+    """One agent; `limit` seconds bound every wait. `prelude` is what its interpreter does first, in Python."""
 
     def __init__(
-        self, folder: Path, *, python: str = sys.executable, env: dict[str, str] | None = None, limit: float = 20
+        self,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        env: dict[str, str] | None = None,
+        limit: float = 20,
+        prelude: str = "",
     ) -> None:
         self.folder = folder
         self.limit = limit
         self.process = subprocess.Popen(
-            [python, "-I", "-S", "-X", "utf8", "-c", ENTRY, str(ROOT), NONCE],
+            [python, "-I", "-S", "-X", "utf8", "-c", prelude + ENTRY, str(ROOT), NONCE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **(env or {})},

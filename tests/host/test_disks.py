@@ -86,6 +86,19 @@ def test_a_disk_that_takes_nothing_any_more_refuses_launches_and_still_tells_of_
     assert agent.follow(later["run"])[1] == b"later\n"
 
 
+def test_a_job_runs_where_the_disk_executes_nothing(tmp_path: Path, agents: Agents) -> None:
+    """F44: neither agent nor supervisor is a file there."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    with mounted(tmp_path / "state", "noexec,mode=700"):
+        agent = agents()
+        spec = new_spec("python3 -c 'print(6 * 7)'")
+        agent.launch(spec)
+        state, log = agent.follow(spec["run"])
+        assert (state["code"], log) == (0, b"42\n")
+        supervisor_has_ended(agent, spec["run"])
+        agent.close()
+
+
 def test_a_quota_that_is_used_up_is_a_full_disk() -> None:
     assert refusal(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))).code == "disk"
 

@@ -194,6 +194,28 @@ def test_a_timeout_is_kept_on_the_host(agent: AgentClient, agents: Callable[...,
     assert (state["status"], log) == ("timed_out", b"begun\n")
 
 
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_wall_clock_that_is_set_changes_no_limit(
+    agents: Callable[..., AgentClient], tmp_path: Path, days: int
+) -> None:  # fmt: skip
+    """F36: limits are kept in the time since boot, which nobody sets."""
+    shift = tmp_path / "shift"
+    shift.write_text("0")
+    agent = agents(
+        prelude=f"import time; real = time.time; time.time = lambda: real() + float(open({str(shift)!r}).read());"
+    )
+    hasty = new_spec("echo begun; sleep 1000", job="hasty", timeout=1)
+    patient = new_spec(f"echo begun; until test -e {tmp_path}/gate; do sleep 0.02; done", job="patient", timeout=1000)
+    for spec in (hasty, patient):
+        agent.launch(spec)
+    shift.write_text(str(days * 86400))
+    late, _ = agent.follow(hasty["run"])
+    assert (late["status"], late["started_at"][:10] == late["ended_at"][:10]) == ("timed_out", False)
+    assert (agent.status(patient["run"]) or {})["status"] == "running"
+    (tmp_path / "gate").touch()
+    assert agent.follow(patient["run"])[0]["status"] == "exited"
+
+
 def test_a_timeout_covers_the_setup(agent: AgentClient) -> None:
     begun = time.monotonic()
     state, _ = run(agent, "true", setup="sleep 1000", timeout=0.2)
