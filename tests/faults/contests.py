@@ -39,14 +39,18 @@ async def together(scene: Scene, *, controllers: int, jobs: int) -> None:
 
 
 async def one_gpu(scene: Scene, *, rounds: int) -> None:
-    """Let two controllers with half of the rounds each go after one device."""
+    """Let two controllers with half of the rounds each go after one device, and each run have it for a while.
+
+    Without locks the runs would meet there, as often as not; in ten rounds some surely.
+    """
     scene.host("a", gpu=True)
+    job = {"command": journaled("sleep 0.3", device=True)}
     projects = []
     for n in range(2):
         project = scene.project(f"laptop-{n}")
         scene.projects[-1] = project = replace(project, folder=project.folder.with_name(f"{project.name}-{n}"))
         project.folder.mkdir()
-        project.write({f"job-{n}": {"command": journaled(device=True)} for n in range(rounds // 2)}, accelerator="cuda")
+        project.write({f"job-{n}": job for n in range(rounds // 2)}, accelerator="cuda")
         projects.append(project)
     for events in await asyncio.gather(*(project.apply() for project in projects)):
         assert summary(events) == (0, {"succeeded": rounds // 2})

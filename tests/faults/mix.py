@@ -22,6 +22,7 @@ from tests.run.project import Project, summary
 CONTROLLER_POINTS = ("intended", "launch-due", "launch-answered")
 HOST_POINTS = ("claimed", "spec-written", "intent-written", "leader-forked", "running-written", "gate-opened",
                "work-made", "leader-ended", "exit-due", "exit-written", "stopping-written")  # fmt: skip
+COMMANDS = ("apply", "attach", "apply", "attach", "gc")
 ACTIONS = ("kill", "delay", "error")
 Harm = Callable[[], Callable[[], None] | None]
 """Does harm; what it returns ends that, where it would not end by itself."""
@@ -68,7 +69,9 @@ class Mix:
         while time.monotonic() < give_up:
             self.controllers = [one for one in self.controllers if one.poll() is None or one.communicate() is None]
             if len(self.controllers) < 2:
-                self.controllers.append(self.scene.controller(project, self.dice.choice(("apply", "attach"))))
+                self.controllers.append(
+                    self.scene.controller(project, self.dice.choice(("apply", "attach", "apply", "attach", "gc")))
+                )
             name = self.dice.choice(sorted(self.hosts))
             harm = self.dice.choice(sorted(self.harms(name)))
             self.done[harm] += 1

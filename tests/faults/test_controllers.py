@@ -88,4 +88,4 @@ async def test_controllers_that_start_together_start_each_job_once(scene: Scene)
 
 async def test_one_gpu_is_never_held_twice(scene: Scene) -> None:
     """F22: two controllers with different projects and jobs."""
-    await one_gpu(scene, rounds=16)
+    await one_gpu(scene, rounds=10)

@@ -1,4 +1,4 @@
-"""A controller as a process of its own, for tests that kill it: `controller.py FOLDER KNOWN_HOSTS apply|attach`."""
+"""A controller as a process of its own, for tests that kill it: `controller.py FOLDER KNOWN_HOSTS apply|attach|gc`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ async def main(folder: Path, known_hosts: Path, word: str) -> None:
     options = ConnectOptions(
         known_hosts=(known_hosts,), ssh_config=folder / "no-config", agent_socket=None, local_python=None
     )
+    if word == "gc":
+        await api.gc(inventory, older_than=0, dry=False, options=options)
+        return
     plan = await api.plan(jobs, inventory, options=options)
     events = (
         api.apply(plan, jobs, inventory, options=options)
