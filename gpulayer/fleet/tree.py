@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import secrets
 import stat
@@ -23,6 +24,10 @@ from gpulayer.errors import UsageError
 
 NEVER = frozenset({".git", ".gpulayer"})
 """Names that are shipped nowhere in a tree."""
+
+MAX_FILES = 100_000
+MAX_BYTES = 2**40
+"""What a tree may have, as a run's outputs may: more was hardly meant, and is refused before any of it is read."""
 
 _CHUNK = 1024 * 1024
 # A file that was changed just before it was hashed may change again within the same tick of the file system's clock.
@@ -67,24 +72,14 @@ def tree_of(workdir: Path, exclude: Collection[Path] = (), cache: Path | None = 
     entries: list[list[Any]] = []
     blobs: dict[str, Source] = {}
     problems: list[str] = []
-    total = 0
-    for name in sorted(_names(root)):
-        path = os.path.join(root, name)  # noqa: PTH118  # of thousands of files, where Path costs as much as the rest
-        if path in left_out or not NEVER.isdisjoint(name.split("/")):
-            continue
+    for name, path, status in _listed(root, left_out, problems):
         try:
-            status = os.lstat(path)
             if stat.S_ISLNK(status.st_mode):
                 entries.append([name, "link", _link_inside(root, name)])
-            elif stat.S_ISREG(status.st_mode):
+            else:
                 sha = hashes.of(path, status)
                 entries.append([name, "exec" if status.st_mode & stat.S_IXUSR else "file", status.st_size, sha])
                 blobs[sha] = Source(path=Path(path), size=status.st_size)
-                total += status.st_size
-            else:
-                problems.append(f"{name} is no regular file (a device, socket or FIFO)")
-        except FileNotFoundError:
-            continue  # git still lists what was deleted
         except OSError as error:
             problems.append(f"{name} cannot be read ({error.strerror})")
         except UsageError as error:
@@ -99,8 +94,39 @@ def tree_of(workdir: Path, exclude: Collection[Path] = (), cache: Path | None = 
         manifest=manifest,
         blobs=blobs,
         files=sum(entry[1] != "link" for entry in entries),
-        bytes=total,
+        bytes=sum(entry[2] for entry in entries if entry[1] != "link"),
     )
+
+
+def _listed(root: Path, left_out: Collection[str], problems: list[str]) -> list[tuple[str, str, os.stat_result]]:
+    """Return name, path and status of all files and links to be shipped, by name, before any of them is read.
+
+    What is neither is told in `problems`. Raises UsageError where there is more than a tree may have.
+    """
+    listed = []
+    total = 0
+    for name in _names(root):
+        path = os.path.join(root, name)  # noqa: PTH118  # of thousands of files, where Path costs as much as the rest
+        if path in left_out or not NEVER.isdisjoint(name.split("/")):
+            continue
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            continue  # git still lists what was deleted
+        except OSError as error:
+            problems.append(f"{name} cannot be read ({error.strerror})")
+            continue
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            problems.append(f"{name} is no regular file (a device, socket or FIFO)")
+            continue
+        listed.append((name, path, status))
+        total += status.st_size
+        if len(listed) > MAX_FILES or total > MAX_BYTES:
+            raise UsageError(
+                f"{root} has more than {MAX_FILES:,} files or {MAX_BYTES // 2**30:,} GiB (at {name}): too much to ship",
+                fix="set `workdir` to a smaller folder, or have git ignore what hosts do not need",
+            )
+    return sorted(listed, key=operator.itemgetter(0))
 
 
 def _not_shippable(root: Path, problems: list[str]) -> UsageError:

@@ -20,7 +20,13 @@ from gpulayer.spec.schemas import sound, suggestion, unknown_word, validate
 from gpulayer.spec.support import Accelerator, Backend, Framework, JobKind, MemoryKind
 
 RESERVED_PREFIX: Final = "GPULAYER_"
-RESERVED: Final = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+RESERVED: Final = frozenset(
+    {
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        "ONEAPI_DEVICE_SELECTOR",
+    }
+)
+"""Names by which a job is given its devices, and would take those of others."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -336,17 +342,31 @@ def _program_faults(job: IndependentJob) -> Iterator[Fault]:
     if not command:
         yield Fault(("command",), "'command' is missing: what the job runs")
     for nth, word in enumerate((command,) if isinstance(command, str) else command):
-        if not isinstance(word, str) or "\0" in word:
+        if not _can_be_given(word):
             pointer = ("command",) if isinstance(command, str) else ("command", nth)
             yield Fault(pointer, f"{show(word)} is not text without NUL characters: no program can be given it")
     for key, text in (("python", job.python), ("setup", job.setup)):
-        if text is not None and (not text or "\0" in text):
+        if text is not None and not (text and _can_be_given(text)):
             yield Fault((key,), f"{show(text)} is empty or holds a NUL character")
     for nth, pattern in enumerate(job.outputs):
         parts = pattern.split("/")
         if not pattern.strip() or pattern[0] in "/~" or ".." in parts or "." in parts or "\0" in pattern:
             message = f"{show(pattern)} is not valid: a pattern below the working directory, like checkpoints/**"
             yield Fault(("outputs", nth), f"{message}, without '.' and '..'")
+
+
+def _can_be_given(value: object) -> bool:
+    """Say whether a program can get a value as an argument or in its environment: text that has bytes, none a NUL.
+
+    Bytes that are no UTF-8 are text to Python too, as `os.fsdecode` makes it; half a surrogate pair has no bytes.
+    """
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _size_faults(job: IndependentJob) -> Iterator[Fault]:
@@ -365,7 +385,7 @@ def _size_faults(job: IndependentJob) -> Iterator[Fault]:
 
 def _environment_faults(job: IndependentJob) -> Iterator[Fault]:
     for name, value in job.env.items():
-        if not isinstance(value, str) or "\0" in value:
+        if not _can_be_given(value):
             yield Fault(("env", name), f"{show(value)} is not text without NUL characters")
         yield from _variable_faults(name, ("env", name), key=True)
     for nth, name in enumerate(job.secrets):

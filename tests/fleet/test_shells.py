@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpulayer.errors import Stage
 from gpulayer.fleet import process, shipment
-from gpulayer.spec.inventory import Host, TransportKind
-from tests.fleet.conftest import Failure, Greet
+from gpulayer.fleet.session import Session
+from gpulayer.fleet.transport import ConnectOptions
+from gpulayer.spec.inventory import Host, Inventory, TransportKind
+from tests.fleet.conftest import Failure, Greet, run
+from tests.host.test_launch import NASTY
 from tests.sshd import SHELLS, Farm, SshdHost
 
 NOISE = "echo hello; printf 'no newline, \\033[31m colour'"
+
+
+def noisy(farm: Farm, sshd_host: Callable[..., SshdHost], shell: str) -> SshdHost:
+    """A host whose login shell says something before it does what it is told."""
+    name = f"noisy-{shell}"
+    return farm.hosts.get(name) or sshd_host(name, shell=shell, rc="" if shell == "dash" else NOISE)
 
 
 @pytest.mark.parametrize("transport", [TransportKind.SSH, TransportKind.OPENSSH])
@@ -23,11 +35,35 @@ NOISE = "echo hello; printf 'no newline, \\033[31m colour'"
 async def test_the_agent_starts_in_every_login_shell_through_noise(
     farm: Farm, sshd_host: Callable[..., SshdHost], greet: Greet, shell: str, transport: TransportKind
 ) -> None:
-    name = f"noisy-{shell}"
-    known = farm.hosts.get(name) or sshd_host(name, shell=shell, rc="" if shell == "dash" else NOISE)
+    known = noisy(farm, sshd_host, shell)
     host = dataclasses.replace(known.host, transport=transport)
     hello = await greet(host)
     assert hello["home"] == str(known.home)
+
+
+# All that has bytes, none a NUL: text, bytes that are no UTF-8, what shells obey, and what looks like an option.
+WORDS = st.one_of(
+    st.binary(max_size=12).map(lambda raw: os.fsdecode(raw.replace(b"\0", b""))),
+    st.lists(st.sampled_from([*"'\"\\ $!*?~#;&|<>(){}[]^%=-\n\t\r", "$(id)", "`id`", "\x1b", "é"]), max_size=8).map(
+        "".join
+    ),
+)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@given(words=st.lists(WORDS, max_size=40))
+@settings(max_examples=2)
+async def test_words_and_variables_arrive_byte_for_byte_through_every_login_shell(
+    farm: Farm, sshd_host: Callable[..., SshdHost], connect_options: ConnectOptions, shell: str, words: list[str]
+) -> None:
+    words = [*NASTY, *words]
+    known = noisy(farm, sshd_host, shell)
+    show = "import os, sys; out = [*map(os.fsencode, sys.argv[1:]), os.environb[b'X']]; "
+    show += "sys.stdout.buffer.write(b'\\0'.join(out))"
+    async with await Session.open(known.host, Inventory(hosts={}), connect_options) as session:
+        state, output = await run(session, ["python", "-c", show, *words], env={"X": words[0]})
+    assert state["code"] == 0
+    assert output.split(b"\0") == [os.fsencode(word) for word in (*words, words[0])]
 
 
 async def test_the_agent_starts_on_this_machine(greet: Greet) -> None:
@@ -71,9 +107,16 @@ async def test_a_forced_command_is_shown(sshd_host: Callable[..., SshdHost], fai
     assert "for backups only" in error.reason
 
 
-async def test_a_broken_path_still_finds_python(sshd_host: Callable[..., SshdHost], greet: Greet) -> None:
-    host = sshd_host("broken-path", rc="export PATH=/nowhere").host
+async def test_what_start_files_set_leads_no_python_astray(
+    sshd_host: Callable[..., SshdHost], greet: Greet, tmp_path: Path
+) -> None:
+    for name in ("json", "hashlib", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\n")
+    host = sshd_host(
+        "broken-path", rc=f"export PATH=/nowhere PYTHONPATH={tmp_path} ENV={tmp_path}/rc PYTHONHOME=/no"
+    ).host
     assert await greet(host)
+    assert not (tmp_path / "mark").exists()
 
 
 def interpreter(path: Path, script: str) -> str:

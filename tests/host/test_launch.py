@@ -100,6 +100,40 @@ def test_the_environment_is_the_contracts(agent: AgentClient) -> None:
     assert "HIP_VISIBLE_DEVICES" not in found
 
 
+def test_variables_that_change_programs_reach_the_job_alone(agents: Callable[..., AgentClient], tmp_path: Path) -> None:
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    mark = evil / "mark"
+    for name in ("json", "os", "signal", "sitecustomize", "usercustomize"):
+        (evil / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    (evil / "rc").write_text(f"touch {mark}\n")
+    given = {
+        "PYTHONPATH": str(evil),
+        "PYTHONSTARTUP": str(evil / "os.py"),
+        "BASH_ENV": str(evil / "rc"),
+        "ENV": str(evil / "rc"),
+        "LD_PRELOAD": "/no/such.so",
+        "DYLD_INSERT_LIBRARIES": "/no/such.dylib",
+        "LD_LIBRARY_PATH": str(evil),
+        "PATH": "",
+    }
+    # The account itself may have some of them; the agent and all that it starts for itself are deaf to them.
+    agent = agents(env={"PYTHONPATH": str(evil), "BASH_ENV": str(evil / "rc"), "ENV": str(evil / "rc")})
+    spec = new_spec(f"/usr/bin/env; until test -e {evil}/go; do /bin/sleep 0.02; done", env=given)
+    agent.launch(spec)
+    agent.wait_for(spec["run"], b"GPULAYER_JOB=job\n")
+    supervisor, _ = agent.record(spec["run"])["supervisor"]
+    its = Path(f"/proc/{supervisor}/environ").read_bytes().split(b"\0") if sys.platform == "linux" else []
+    (evil / "go").touch()
+    state, log = agent.follow(spec["run"])
+    assert state["code"] == 0
+    folder = Path(sys.executable).parent
+    seen = dict(line.split("=", 1) for line in log.decode().splitlines() if "=" in line)
+    assert {name: seen.get(name) for name in given} == {**given, "PATH": f"{folder}:{os.defpath}"}
+    assert [line for line in its if b"/no/such" in line or line.startswith(b"LD_LIBRARY_PATH")] == []
+    assert not mark.exists()
+
+
 def test_a_job_begins_with_a_clean_slate(agent: AgentClient) -> None:
     show = (
         "import json, os, re\n"

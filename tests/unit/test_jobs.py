@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulayer.errors import InvalidDocumentError
+from gpulayer.gpu import facts
 from gpulayer.spec.documents import Document, parse
 from gpulayer.spec.identity import job_key, run_id, shape_of
 from gpulayer.spec.inventory import Host, Inventory
 from gpulayer.spec.jobs import (
+    RESERVED,
     Cause,
     Distributed,
     DistributedJob,
@@ -207,6 +210,9 @@ def test_an_error_from_code_names_the_job() -> None:
         ("command", {"command": "a\0"}),
         ("command[1]", {"command": ["x", "\0"]}),
         ("command[1]", {"command": ["x", 3]}),
+        ("command[1]", {"command": ["x", "\ud800"]}),
+        ("setup", {"setup": "\udfff"}),
+        ("env.A", {"env": {"A": "\ud800\udc00"}}),
         ("setup", {"setup": "\0"}),
         ("python", {"python": ""}),
         ("env.1A", {"env": {"1A": "x"}}),
@@ -244,6 +250,16 @@ def test_an_error_from_code_names_the_job() -> None:
 def test_a_job_checks_itself(field: str, given: dict[str, Any]) -> None:
     whole = {"name": "a", "command": "x", **given}
     assert [name for name, _ in messages(IndependentJob, **whole)] == [field]
+
+
+def test_bytes_that_are_no_text_can_be_given() -> None:
+    word = os.fsdecode(b"\x80\xff")
+    assert IndependentJob(name="a", command=("x", word), env={"A": word}, setup=word).command == ("x", word)
+
+
+def test_what_selects_a_device_is_reserved() -> None:
+    assert set(facts._SELECTORS) == RESERVED
+    assert [messages(IndependentJob, name="a", command="x", env={name: "0"}) for name in RESERVED]
 
 
 def test_float64_on_mps_is_a_matter_of_placement() -> None:

@@ -127,6 +127,22 @@ def test_all_that_cannot_be_shipped_is_named_at_once(tmp_path: Path) -> None:
     assert "out is a link that leads out" in caught.value.message
 
 
+def test_more_than_a_tree_may_have_is_refused_before_any_of_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_module, "MAX_FILES", 3)
+    write(tmp_path, a="", b="", c="")
+    assert tree_of(tmp_path).files == 3
+    with (tmp_path / "c").open("wb") as file:
+        file.truncate(10 * 2**40)  # sparse: it would be hashed for hours
+    with pytest.raises(UsageError, match=r"more than 3 files or 1,024 GiB \(at c\)"):
+        tree_of(tmp_path)
+    (tmp_path / "c").unlink()
+    write(tmp_path, d="", e="")
+    with pytest.raises(UsageError, match="more than 3 files"):
+        tree_of(tmp_path)
+
+
 NASTY = (b"a b", b"new\nline", b'quo"te', "é".encode(), b"-rf", b"$(id)")
 NO_TEXT = pytest.param((b"\xff\xfe",), marks=pytest.mark.linux("a file system that takes names that are no UTF-8"))
 
