@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from gpulayer.gpu import discovery_process
 from gpulayer.gpu.discovery import probe
 from gpulayer.gpu.discovery_process import run_bounded
 from gpulayer.gpu.facts import facts_from_report
+from gpulayer.remote.processes import start_of
 from tests.machines import MAC_TORCH, mac_recording, play, write_program, write_stand_in
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,8 @@ def test_a_process_that_no_signal_ends_is_abandoned_and_collected_later(monkeypa
     (left,) = discovery_process._abandoned
     assert left.poll() is None
     left.kill()
-    os.waitid(os.P_PID, left.pid, os.WEXITED | os.WNOWAIT)
+    while start_of(left.pid) is not None:
+        time.sleep(0.01)
     assert run_bounded([sys.executable, "-c", ""], timeout=60).code == 0
     assert discovery_process._abandoned == []
     assert left.returncode == -signal.SIGKILL
