@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 
+from gpulayer.cli.masks import Masks
 from gpulayer.cli.terminal import JobOutput
 
 CHUNK = 256 * 1024
@@ -20,7 +21,7 @@ KINDS = {
 
 
 def ours(data: bytes) -> float:
-    output = JobOutput("job | ")
+    output = JobOutput("job | ", Masks())
     with open(os.devnull, "wb") as sink:
         began = time.perf_counter()
         for at in range(0, len(data), CHUNK):

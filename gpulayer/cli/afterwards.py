@@ -9,7 +9,7 @@ from typing import Any
 
 from gpulayer.cli.endings import run_words
 from gpulayer.cli.live import Live, follow
-from gpulayer.cli.places import hosts_in_use, load_project, secrets_of
+from gpulayer.cli.places import hosts_in_use, load_project
 from gpulayer.cli.planning import connect_options
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_hosts import show_holders
@@ -57,7 +57,7 @@ def logs(args: argparse.Namespace, screen: Screen) -> int:
         project=project.jobs.project,
         options=connect_options(args, screen),
     )
-    live = Live(screen, secrets_of(project.jobs), raw=args.raw)
+    live = Live(screen, raw=args.raw)
     return asyncio.run(follow(stream, live, screen, jobs=args.follow))
 
 
@@ -73,7 +73,7 @@ def cancel(args: argparse.Namespace, screen: Screen) -> int:
         project=project.jobs.project,
         options=connect_options(args, screen),
     )
-    return asyncio.run(follow(stream, Live(screen, secrets_of(project.jobs), cancelling=True), screen))
+    return asyncio.run(follow(stream, Live(screen, cancelling=True), screen))
 
 
 def fetch(args: argparse.Namespace, screen: Screen) -> int:
@@ -86,7 +86,7 @@ def fetch(args: argparse.Namespace, screen: Screen) -> int:
         project=project.jobs.project,
         options=connect_options(args, screen),
     )
-    return asyncio.run(follow(stream, Live(screen, secrets_of(project.jobs)), screen, jobs=False))
+    return asyncio.run(follow(stream, Live(screen), screen, jobs=False))
 
 
 def _status_of_hosts(inventory: Inventory, options: ConnectOptions, screen: Screen) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 
 from gpulayer.cli.endings import event_words
 from gpulayer.cli.leftovers import host_words, is_clean, left_words
+from gpulayer.cli.masks import MaskedStream
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.tables import many, size, table
 from gpulayer.cli.terminal import JobOutput, escape_line
@@ -29,19 +31,14 @@ what has started goes on
 class Live:
     """Shows the events of one command. With --json each event is one line of JSON instead."""
 
-    def __init__(
-        self, screen: Screen, secrets: Iterable[str] = (), *, raw: bool = False, cancelling: bool = False
-    ) -> None:
-        """`secrets` are values to be masked in what people see, as far as possible. `raw` passes output as it is.
-
-        `cancelling` says that jobs were to be cancelled: that end is the good one then.
-        """
+    def __init__(self, screen: Screen, *, raw: bool = False, cancelling: bool = False) -> None:
+        """`raw` passes output as it is. `cancelling` says that jobs were to be cancelled: that end is the good one."""
         self.exit_code = ExitCode.OK
         self._screen = screen
-        self._secrets = tuple(secrets)
         self._raw = raw
         self._cancelling = cancelling
         self._outputs: dict[tuple[str, int | None], JobOutput] = {}
+        self._streams: dict[tuple[str, int | None], tuple[MaskedStream, Event]] = {}
         self._ends: dict[str, Event] = {}
         self._places: dict[str, str] = {}
         self._launched: set[str] = set()
@@ -51,7 +48,7 @@ class Live:
         if event.event == events.SUMMARY:
             self.exit_code = self._judged(ExitCode(event.detail["exit_code"]))
         if self._screen.machine:
-            self._screen.data(event.to_json())
+            self._data(event)
         elif event.event == events.OUTPUT:
             self._screen.lines(event.data if self._raw else self._output(event).feed(event.data))
         elif event.event in events.STATUSES:
@@ -72,8 +69,30 @@ class Live:
             for text, style in _sentences(event):
                 self._screen.note(text, style)
 
+    def _data(self, event: Event) -> None:
+        """Print an event as JSON, without secrets: of output what may be a part of one waits for the rest."""
+        if event.event != events.OUTPUT or not self._screen.masks:
+            self._flush(event.run)
+            self._screen.data(event.to_json())
+            return
+        log = event.run or "", event.detail.get("rank")
+        stream, _ = self._streams.get(log, (self._screen.masks.stream(), event))
+        offset = event.detail["offset"] - len(stream.held)
+        if shown := stream.feed(event.data):
+            self._screen.data(replace(event, data=shown, detail={**event.detail, "offset": offset}).to_json())
+        rest = {**event.detail, "offset": offset + len(shown)}
+        self._streams[log] = stream, replace(event, data=b"", detail=rest)
+
+    def _flush(self, run: str | None = None) -> None:
+        """Print what waits of a run's output, None: of all."""
+        for log in [log for log in self._streams if run in {None, log[0]}]:
+            stream, rest = self._streams.pop(log)
+            if stream.held:
+                self._screen.data(replace(rest, data=stream.end()).to_json())
+
     def end(self) -> None:
         """Show last lines that have no newline, of jobs whose end was not seen."""
+        self._flush()
         while self._outputs:
             self._screen.lines(self._outputs.popitem()[1].end())
 
@@ -85,7 +104,7 @@ class Live:
     def _output(self, event: Event) -> JobOutput:
         log = event.run or "", event.detail.get("rank")
         if log not in self._outputs:
-            self._outputs[log] = JobOutput(self._screen.paint(f"{_whose(event)} |", "name") + " ", self._secrets)
+            self._outputs[log] = JobOutput(self._screen.paint(f"{_whose(event)} |", "name") + " ", self._screen.masks)
         return self._outputs[log]
 
     def _status(self, event: Event) -> None:

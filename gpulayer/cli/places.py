@@ -58,10 +58,15 @@ def jobs_path(named: str | None) -> Path:
     return Path(named) if named else JOBS
 
 
-def load_jobs_for(path: Path, inventory: Inventory) -> JobSet:
-    """Return the jobs in a file, with hosts of this inventory and folders that are there; InvalidDocumentError."""
+def read_jobs(path: Path, screen: Screen) -> JobSet:
+    """Return the jobs in a file, whose secrets are shown nowhere from now on; InvalidDocumentError."""
+    return _hidden(load_jobs(path), screen)
+
+
+def load_jobs_for(path: Path, inventory: Inventory, screen: Screen) -> JobSet:
+    """Return the jobs in a file alike, with hosts of this inventory and folders that are there."""
     document = documents.load(path)
-    jobs = parse_jobs(document)
+    jobs = _hidden(parse_jobs(document), screen)
     if problems := missing(jobs, inventory, document):
         raise refuse(problems)
     return jobs
@@ -113,11 +118,11 @@ def load_project(args: argparse.Namespace, screen: Screen) -> Project:
     path = Paths(folder).plan
     if not path.exists():
         file = folder / JOBS
-        project = load_jobs(file) if file.exists() else JobSet(project=slug(folder.name), jobs={}, path=file)
+        project = read_jobs(file, screen) if file.exists() else JobSet(project=slug(folder.name), jobs={}, path=file)
         return Project(folder=folder, jobs=project, inventory=load_hosts(args, screen), plan=None)
     plan = load_plan(path)
     try:
-        jobs = replace(load_jobs(_documents(plan)[0]), project=plan.project)
+        jobs = replace(read_jobs(_documents(plan)[0], screen), project=plan.project)
     except InvalidDocumentError as error:
         # What runs can be followed and cancelled while its document is being edited.
         screen.note("warning: the jobs file does not hold, so that nothing new can be started:", "warn")
@@ -137,7 +142,7 @@ def hosts_in_use(args: argparse.Namespace, screen: Screen) -> Inventory:
 
 def documents_of(plan: Plan, args: argparse.Namespace, screen: Screen) -> tuple[JobSet, Inventory]:
     """Return the jobs and hosts that a plan was made of; --inventory and $GPULAYER_INVENTORY come before its own."""
-    return load_jobs(_documents(plan)[0]), _hosts_of(plan, args, screen)
+    return read_jobs(_documents(plan)[0], screen), _hosts_of(plan, args, screen)
 
 
 def _documents(plan: Plan) -> list[Path]:
@@ -152,10 +157,11 @@ def _hosts_of(plan: Plan, args: argparse.Namespace, screen: Screen) -> Inventory
     return _inventory(_named_inventory(args) or (own[0] if own else None), screen)
 
 
-def secrets_of(jobs: JobSet) -> list[str]:
-    """Return the values of the jobs' secrets, as the environment has them, to be masked."""
+def _hidden(jobs: JobSet, screen: Screen) -> JobSet:
+    """Return jobs as they are, and have their secrets, as the environment has them, hidden."""
     names = {name for job in jobs.jobs.values() for name in job.secrets}
-    return [os.environ[name] for name in sorted(names) if name in os.environ]
+    screen.hide(os.environ[name] for name in sorted(names) if name in os.environ)
+    return jobs
 
 
 def _named_inventory(args: argparse.Namespace) -> Path | None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from gpulayer.cli.places import inventory_path, jobs_path, load_hosts, load_jobs_for, read_json
+from gpulayer.cli.places import inventory_path, jobs_path, load_hosts, load_jobs_for, read_jobs, read_json
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_hosts import show_hosts
 from gpulayer.cli.show_plan import show_plan
@@ -21,7 +21,7 @@ from gpulayer.run.planning import FRAMEWORKS
 from gpulayer.run.survey import fleet_document
 from gpulayer.run.work import exit_code_of_plan
 from gpulayer.spec.inventory import load_inventory
-from gpulayer.spec.jobs import JobSet, load_jobs
+from gpulayer.spec.jobs import JobSet
 
 
 def connect_options(args: argparse.Namespace, screen: Screen) -> ConnectOptions:
@@ -58,12 +58,12 @@ def plan(args: argparse.Namespace, screen: Screen) -> int:
     path = jobs_path(args.jobs)
     if args.facts:
         hosts = inventory_path(args)
-        jobs = load_jobs(path)
+        jobs = read_jobs(path, screen)
         known = load_inventory(hosts) if hosts else None
         made = asyncio.run(api.plan_against(jobs, known, read_json(Path(args.facts)), retry_failed=args.retry_failed))
     else:
         inventory = load_hosts(args, screen)
-        jobs = load_jobs_for(path, inventory)
+        jobs = load_jobs_for(path, inventory, screen)
         options = connect_options(args, screen)
         made = asyncio.run(api.plan(jobs, inventory, fresh=args.fresh, retry_failed=args.retry_failed, options=options))
     if made.applicable or args.output:

@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from gpulayer.cli.live import HINTS, Live, follow
-from gpulayer.cli.places import documents_of, is_plan, load_hosts, load_jobs_for, load_plan, load_project, secrets_of
+from gpulayer.cli.places import documents_of, is_plan, load_hosts, load_jobs_for, load_plan, load_project
 from gpulayer.cli.planning import connect_options, save_plan
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_plan import RETRY, show_plan
@@ -31,7 +31,7 @@ def apply(args: argparse.Namespace, screen: Screen) -> int:
         raise UsageError(f"there is no plan in {path.parent}", fix="make one (gpulayer plan), or name the jobs file")
     if args.plan and not is_plan(path):
         inventory = load_hosts(args, screen)
-        return _plan_and_apply(args, screen, load_jobs_for(path, inventory), inventory)
+        return _plan_and_apply(args, screen, load_jobs_for(path, inventory, screen), inventory)
     plan = load_plan(path)
     jobs, inventory = documents_of(plan, args, screen)
     if not anew:
@@ -50,7 +50,7 @@ def attach(args: argparse.Namespace, screen: Screen) -> int:
     """Follow what runs of this project, and go on with its queue."""
     project = load_project(args, screen)
     stream = api.attach(project.jobs, project.inventory, project.plan, options=connect_options(args, screen))
-    return asyncio.run(follow(stream, Live(screen, secrets_of(project.jobs)), screen))
+    return asyncio.run(follow(stream, Live(screen), screen))
 
 
 def _plan_and_apply(args: argparse.Namespace, screen: Screen, jobs: JobSet, inventory: Inventory) -> int:
@@ -98,7 +98,7 @@ async def _apply(
         options=connect_options(args, screen),
         fleet=fleet,
     )
-    code = await follow(stream, Live(screen, secrets_of(jobs)), screen)
+    code = await follow(stream, Live(screen), screen)
     if args.detach and code == ExitCode.OK:
         screen.note(HINTS)
     return code

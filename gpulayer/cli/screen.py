@@ -11,10 +11,13 @@ import textwrap
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
+from gpulayer.cli.masks import Masks
 from gpulayer.cli.terminal import escape
 from gpulayer.errors import DeclinedError, GpulayerError, InvalidDocumentError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.table import Table
 
 _BREAK = re.compile(r"\n(?! {2})")
@@ -39,7 +42,12 @@ class Screen:
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         self._bytes: BinaryIO = sys.stdout.buffer
+        self.masks = Masks()
         self._passing = False  # a passing line stands on the terminal
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Show these values, of secrets, nowhere from now on."""
+        self.masks = Masks(values)
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """Print lines for people; with --json there are none."""
@@ -64,7 +72,12 @@ class Screen:
 
     def data(self, value: Any) -> None:  # noqa: ANN401 - any JSON value
         """Print one JSON value on one line of stdout; all but printable ASCII is escaped in it."""
-        self.lines(json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f").encode() + b"\n")
+        self.lines(
+            json.dumps(self.masks.value(value) if self.masks else value, allow_nan=False)
+            .replace("\x7f", "\\u007f")
+            .encode()
+            + b"\n"
+        )
 
     def lines(self, data: bytes) -> None:
         """Print bytes that the sink has made harmless already (`terminal.JobOutput`)."""
@@ -91,7 +104,8 @@ class Screen:
         )
         with console.capture() as captured:
             console.print(table)
-        self.lines("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()).encode())
+        shown = self.masks.text(captured.get())
+        self.lines("".join(f"{line.rstrip()}\n" for line in shown.splitlines()).encode())
 
     def wrapped(self, text: str, indent: str) -> str:
         """Return a line broken to fit the terminal, all but its first part indented; as it is in a pipe."""
@@ -117,7 +131,7 @@ class Screen:
     def _write(self, stream: TextIO, text: str, style: str | None, *, end: str = "\n") -> None:
         self._wipe()
         # Our own further lines are indented; what others wrote (a file's name, an error) begins no line.
-        text = _BREAK.sub(r"\\n", escape(text))
+        text = _BREAK.sub(r"\\n", escape(self.masks.text(text)))
         if style and self._colored[stream]:
             text = f"\x1b[{STYLES[style]}m{text}\x1b[0m"
         try:

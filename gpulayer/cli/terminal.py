@@ -7,7 +7,8 @@ no line of a job can pass for one of ours or for a command to a CI system.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+
+from gpulayer.cli.masks import Masks
 
 LINE_LIMIT = 16 * 1024
 """Bytes of one line that are displayed; the log on disk has them all."""
@@ -63,12 +64,10 @@ class JobOutput:
     shown, the first one with a visible `\r`, so that nothing that a job printed is hidden by what it printed later.
     """
 
-    def __init__(self, prefix: str, secrets: Iterable[str] = ()) -> None:
-        """`prefix` is our own text; values of `secrets` (of four characters or more) are shown as `***`."""
+    def __init__(self, prefix: str, masks: Masks) -> None:
+        """`prefix` is our own text; what `masks` hide is not shown."""
         self._prefix = prefix.encode()
-        lines = {line.encode(errors="surrogateescape") for value in secrets for line in (value, *value.splitlines())}
-        # The longest first, so that no secret which contains another leaves a rest of itself.
-        self._secrets = sorted((line for line in lines if len(line) >= 4), key=len, reverse=True)  # noqa: PLR2004
+        self._masks = masks
         self._rest = b""  # the line that has not ended
         self._cut = 0  # bytes of it that are left out
         self._seen = b""  # what `latest` returned last
@@ -109,8 +108,7 @@ class JobOutput:
 
     def _show(self, body: bytes) -> bytes:
         """Prefix every line of `body`, which does not end with a newline."""
-        for secret in self._secrets:
-            body = body.replace(secret, b"***")
+        body = self._masks.data(body)
         if len(body.translate(None, _SUSPECT)) != len(body) or b"##" in body:
             body = escape(_fold(body).decode(errors="backslashreplace")).encode()
         return b"%b%b\n" % (self._prefix, body.replace(b"\n", b"\n" + self._prefix))

@@ -46,9 +46,12 @@ STORY = [
 def tell(
     story: list[Event], capfd: pytest.CaptureFixture[str], *, machine: bool = False, cancelling: bool = False
 ) -> tuple[str, str, ExitCode]:
-    live = Live(Screen(machine=machine, color=False), secrets=["hunter22"], cancelling=cancelling)
+    screen = Screen(machine=machine, color=False)
+    screen.hide(["hunter22", "line-one\nline-two"])
+    live = Live(screen, cancelling=cancelling)
     for moment in story:
         live.show(moment)
+    live.end()
     out, err = capfd.readouterr()
     return out, err, live.exit_code
 
@@ -119,5 +122,34 @@ def test_text_of_others_is_escaped_everywhere(capfd: pytest.CaptureFixture[str],
 
 
 def test_secrets_are_masked_in_what_people_see(capfd: pytest.CaptureFixture[str]) -> None:
-    out, _, _ = tell([event("output", offset=0, data=b"key hunter22\n")], capfd)
-    assert out == "train | key ***\n"
+    told = "line-two, hunter22"
+    story = [
+        event("output", offset=0, data=b"key hunter22\n"),
+        event("link_lost", job=None, error=told),
+        event("warning", message=told, fix=told),
+        event("fetched", files=1, bytes=1, skipped=[[told, told]], path=told),
+        event("failed_to_start", reason=told),
+        event("summary", job=None, host=None, counts={"failed": 1}, exit_code=1),
+    ]
+    out, err, _ = tell(story, capfd)
+    assert out.startswith("train | key ***\n")
+    assert out.count("***, ***") == 1
+    assert err.count("***, ***") == 7
+    for shown in (out + err, tell(story, capfd, machine=True)[0]):
+        assert "hunter22" not in shown
+        assert "line-two" not in shown
+
+
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_a_secret_in_json_is_masked_wherever_its_bytes_are_cut(capfd: pytest.CaptureFixture[str], cut: int) -> None:
+    data = b"a hunter22, line-one\nline-two hunt"
+    pieces = [data[start : start + cut] for start in range(0, len(data), cut)]
+    story = [event("output", offset=nth * cut, data=piece) for nth, piece in enumerate(pieces)]
+    out, _, _ = tell([*story, event("exited", code=0)], capfd, machine=True)
+    shown = [json.loads(line) for line in out.splitlines()]
+    text = ""
+    for one in shown[:-1]:
+        assert one["offset"] == len(text)
+        text += one["text"]
+    assert text == "a ********, ***************** hunt"
+    assert shown[-1]["event"] == "exited"

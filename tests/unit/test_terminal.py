@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gpulayer.cli.masks import Masks
 from gpulayer.cli.terminal import LINE_LIMIT, JobOutput, escape, escape_line
 
 HOSTILE = [
@@ -36,7 +37,7 @@ SAFE_LINE = re.compile(r"job \| (?!\s*::)[^\r\n]*\n")
 
 
 def display(*chunks: bytes, secrets: tuple[str, ...] = ()) -> str:
-    output = JobOutput("job | ", secrets)
+    output = JobOutput("job | ", Masks(secrets))
     return (b"".join(output.feed(chunk) for chunk in chunks) + output.end()).decode()
 
 
@@ -85,7 +86,7 @@ def test_windows_line_ends_are_line_ends() -> None:
 
 
 def test_an_endless_progress_bar_stays_small_and_its_latest_state_can_be_seen() -> None:
-    output = JobOutput("job | ")
+    output = JobOutput("job | ", Masks())
     for n in range(20_000):
         assert output.feed(b"%d%% of the way\r" % (n // 200)) == b"", n
         assert len(output._rest) <= LINE_LIMIT + 64
@@ -95,7 +96,7 @@ def test_an_endless_progress_bar_stays_small_and_its_latest_state_can_be_seen() 
 
 
 def test_endless_line_is_cut_counted_and_kept_small() -> None:
-    output = JobOutput("job | ")
+    output = JobOutput("job | ", Masks())
     for _ in range(100):
         assert output.feed(b"x" * 10_000) == b""
         assert len(output._rest) <= LINE_LIMIT
