@@ -130,14 +130,10 @@ def test_a_secret_is_in_clear_in_the_jobs_environment_alone(hush: Commander, tra
     assert len([line for line in told if line not in handed]) == 2  # what the job `tells` says itself
     assert len(there) == len(handed) + len(begun) + 2
 
-    run("status")
-    run("status", "--json")
-    run("logs", "tells")
-    run("logs", "tells", "--json")
-    run("fetch", "keeps")
+    for after in ("status", "status --json", "logs tells", "logs tells --json", "fetch keeps", "cancel keeps"):
+        run(*after.split())
     run("attach", code=1)
     run("attach", "--json", code=1)
-    run("cancel", "keeps")
     run("apply", "--partial", code=3)
     run("gc", "--older-than", "1s", "--yes")
     assert [text for text in shown if VALUE in text] == []
