@@ -115,7 +115,9 @@ def test_a_quota_that_is_used_up_is_a_full_disk() -> None:
 def test_the_end_of_a_job_that_fills_the_disk_is_recorded(
     small_disk: Path, agent: AgentClient, command: str
 ) -> None:  # fmt: skip
-    spec = new_spec(f"set +e\n({command}) 2>/dev/null\nexit 7")
+    # Its record is larger than what a file system gives back for a small file: it needs the whole reserve.
+    outputs = [f"{'x' * 200}/{number}" for number in range(100)]
+    spec = new_spec(f"set +e\n({command}) 2>/dev/null\nexit 7", outputs=outputs)
     agent.launch(spec)
     state, _ = agent.follow(spec["run"])
     assert (state["status"], state["code"]) == ("exited", 7)

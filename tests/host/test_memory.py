@@ -11,48 +11,25 @@ from pathlib import Path
 import pytest
 
 from gpulayer.remote import processes
+from tests.cgroups import control_group
 from tests.host.agent_client import AgentClient, new_spec
-from tests.host.test_crashes import wait_until
 
 MIB = 2**20
 LIMIT = 160 * MIB  # for an agent, a supervisor and what the job should need
 HOG = "python3 -c 'x = bytearray(%d << 20); print(\"taken\"); import time; time.sleep(1000)'"
-GROUPS = Path("/sys/fs/cgroup")
-
-
-def new_group() -> Path | None:
-    """A new memory cgroup with the limit, of the first or the second version; None where we may make none."""
-    for parent, limits in (
-        (GROUPS / "memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
-        (GROUPS, ("memory.max", "memory.swap.max")),
-    ):
-        group = parent / f"gpulayer-test-{os.getpid()}"
-        if not (parent / "cgroup.procs").exists() or not os.access(parent, os.W_OK):
-            continue
-        group.mkdir()
-        if (group / limits[0]).exists():
-            (group / limits[0]).write_text(str(LIMIT))
-            if (group / limits[1]).exists():  # swapping is accounted for: all of the memory and none of the swap
-                (group / limits[1]).write_text("0" if "swap" in limits[1] else str(LIMIT))
-            return group
-        group.rmdir()
-    return None
 
 
 @contextmanager
 def little_memory(agent: AgentClient) -> Iterator[bool]:
-    """Let all that an agent starts have little memory; gives False where nobody may say so here."""
-    group = new_group()
-    if group is None:
-        yield False
-        return
-    (group / "cgroup.procs").write_text(str(agent.process.pid))
-    try:
-        yield True
-    finally:
-        agent.process.kill()
-        wait_until(lambda: (group / "cgroup.procs").read_text() == "")
-        group.rmdir()
+    """Let all that an agent starts have little memory and no swap; gives False where nobody may say so here."""
+    first = {"memory.limit_in_bytes": LIMIT, "memory.memsw.limit_in_bytes": LIMIT}
+    with control_group("memory", first, {"memory.max": LIMIT, "memory.swap.max": 0}) as members:
+        if members is not None:
+            members.write_text(str(agent.process.pid))
+        try:
+            yield members is not None
+        finally:
+            agent.process.kill()
 
 
 def take_the_kernels_part(agent: AgentClient, run: str) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpulayer.remote import processes
+from tests.cgroups import control_group
 from tests.host.agent_client import AgentClient, new_spec
+from tests.host.test_crashes import wait_until
 
 # What a job may do to get away; each writes the pids of what it started to its output and lives for long.
 ESCAPES = {
@@ -70,6 +72,35 @@ def test_a_cancel_leaves_nothing_behind(agent: AgentClient, name: str) -> None:
     assert time.monotonic() - begun < 10
     assert of_job(spec["run"]) == set()
     assert [pid for pid in written if processes.start_of(pid) is not None] == []
+
+
+# Forks as often as it may. Where no control group says how often that is, a pipe holds so many permits.
+BOMB = """
+import os, sys, time
+reading, writing = os.pipe()
+os.set_blocking(reading, False)
+os.write(writing, b"x" * int(sys.argv[1]))
+while True:
+    try:
+        os.read(reading, 1)
+        os.fork()
+    except OSError:
+        time.sleep(0.01)
+"""
+
+
+def test_a_fork_bomb_is_cancelled_whole(agent: AgentClient) -> None:
+    """F39: each one that is killed makes room for another as long as any is left that may fork."""
+    limits = {"pids.max": 64}
+    with control_group("pids", limits, limits) as members:
+        join, permits = (f"echo $$ > {members}; ", 60_000) if members else ("", 60)
+        spec = new_spec(["/bin/sh", "-c", f'{join}exec python3 -c "$0" {permits}', BOMB], key=os.urandom(32).hex())
+        agent.launch(spec)
+        wait_until(lambda: len(of_job(spec["run"])) > 50)
+        agent.ask("cancel", run=spec["run"], grace=0.1, by="me")
+        state, _ = agent.follow(spec["run"])
+        assert (state["status"], state["left"]["tree"]) == ("cancelled", "empty")
+        assert of_job(spec["run"]) == set()
 
 
 @pytest.mark.parametrize(
