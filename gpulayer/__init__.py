@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpulayer.spec.inventory import Inventory as Inventory
     from gpulayer.spec.inventory import load_inventory as load_inventory
     from gpulayer.spec.inventory import local_inventory as local_inventory
+    from gpulayer.spec.jobs import Distributed as Distributed
     from gpulayer.spec.jobs import DistributedJob as DistributedJob
     from gpulayer.spec.jobs import IndependentJob as IndependentJob
     from gpulayer.spec.jobs import JobSet as JobSet
@@ -43,7 +44,15 @@ _HOMES = {
     "gpulayer.run.api": ("apply", "plan", "probe"),
     "gpulayer.run.events": ("Event",),
     "gpulayer.spec.inventory": ("Host", "Inventory", "load_inventory", "local_inventory"),
-    "gpulayer.spec.jobs": ("DistributedJob", "IndependentJob", "JobSet", "JobSpec", "ResourceRequest", "load_jobs"),
+    "gpulayer.spec.jobs": (
+        "Distributed",
+        "DistributedJob",
+        "IndependentJob",
+        "JobSet",
+        "JobSpec",
+        "ResourceRequest",
+        "load_jobs",
+    ),
 }
 
 

@@ -28,7 +28,7 @@ SKIPS: Final[Mapping[str, str]] = {
     "framework_cannot": "the framework, as it is installed here, cannot use the device",
     "virtual_gpu_unusable": "the device is virtual, and using it fails",
     "processes_not_told": "the device's driver does not tell who computes on it",
-    "distributed_not_launched": "this version launches no distributed jobs",
+    "one_device": "a gang is to span several devices, and this machine has one",
 }
 
 # Of a report's host and devices: what tells machines apart, nothing that tells whose they are.

@@ -88,10 +88,12 @@ async def prove(row: Row, test: str, folder: Path) -> None:
         evidence.framework = row.framework
         with ssh_host(folder) as reached:
             devices = await usable_devices(reached, row, evidence)
-            done = await run_jobs(reached, row, devices, folder, evidence)
+            if row.kind is JobKind.DISTRIBUTED:
+                await run_gang(reached, row, devices, folder, evidence)
+            else:
+                for job, device in await run_jobs(reached, row, devices, folder, evidence):
+                    check(row, job, device)
         virtual = any(device.virtual for device in devices)
-        for job, device in done:
-            check(row, job, device)
         evidence.outcome = VIRTUAL if virtual else HARDWARE
 
 
@@ -152,31 +154,14 @@ async def run_jobs(
     reached: Reached, row: Row, devices: Sequence[Device], folder: Path, evidence: Evidence
 ) -> list[tuple[Done, Device]]:
     """Plan and apply one job for each device, all at once; return each with the device that it was placed on."""
-    project = folder / "project"
-    project.mkdir()
-    jobs = gpulayer.JobSet(
-        project="hardware",
-        jobs={f"proof-{place}": _job(f"proof-{place}", row) for place in range(len(devices))},
-        path=project / "jobs.yaml",
-    )
-    plan = await gpulayer.plan(jobs, reached.inventory, options=reached.options)
-    _expect_placed(plan)
-    output = {job.job: b"" for job in plan.jobs}
-    results: dict[str, dict[str, Any]] = {}
-    exit_code = None
-    async for event in gpulayer.apply(plan, jobs, reached.inventory, options=reached.options):
-        if event.event == OUTPUT and event.job:
-            output[event.job] += event.data
-        elif event.event == FETCHED and event.job and (written := Path(event.detail["path"]) / "result.json").exists():
-            results[event.job] = json.loads(written.read_text(encoding="utf-8"))
-        elif event.event == SUMMARY:
-            exit_code = event.detail["exit_code"]
+    names = [f"proof-{place}" for place in range(len(devices))]
+    plan, exit_code, output, results = await _apply(reached, [_job(name, row) for name in names], folder)
     by_id = {device.id: device for device in devices}
     done = []
     for job in plan.jobs:
         (place,) = job.placements
         (device,) = place.devices or (devices[0].id,)
-        result = results.get(job.job)
+        result = next(iter(results.get(job.job, ())), None)
         evidence.jobs.append({"job": job.job, "devices": list(place.devices), "result": result})
         done.append((Done(planned=job, result=result, output=output[job.job].decode(errors="replace")), by_id[device]))
     if exit_code != ExitCode.OK and any(device.virtual for device in devices):
@@ -185,29 +170,98 @@ async def run_jobs(
     return done
 
 
+async def run_gang(
+    reached: Reached, row: Row, devices: Sequence[Device], folder: Path, evidence: Evidence
+) -> None:  # fmt: skip
+    """Plan and apply one gang with a rank on each device (two on the CPU), and hold what its ranks computed."""
+    ranks = 2 if row.accelerator is Accelerator.CPU else len(devices)
+    if ranks == 1:
+        raise NothingToProveError("one_device")
+    plan, exit_code, output, results = await _apply(reached, [_job("gang", row, ranks)], folder)
+    ((place,),) = (job.placements for job in plan.jobs)
+    found = sorted(results.get("gang", ()), key=lambda result: int(result["rank"]))
+    wrong = sum(int(result["wrong_rows"]) for result in found)
+    evidence.jobs.append(
+        {"job": "gang", "devices": list(place.devices), "result": {"wrong_rows": wrong, "ranks": found}}
+    )
+    assert exit_code == ExitCode.OK, output["gang"].decode(errors="replace")
+    assert [result["rank"] for result in found] == list(range(ranks))
+    for rank, result in enumerate(found):
+        check_rank(row, result, rank, place.devices)
+
+
+def check_rank(row: Row, result: dict[str, Any], rank: int, devices: Sequence[str]) -> None:
+    """Hold what one rank computed: with the others, and on a device of its own."""
+    ranks = len(devices) or 2
+    assert (result["wrong_rows"], result["size"], result["world"]) == (0, SIZE, ranks)
+    if row.framework is Framework.TORCH:
+        assert result["backend"] == ("gloo" if row.accelerator is Accelerator.CPU else "nccl")
+        assert result["weights"] == [-(ranks + 1) / 2] * 4  # the mean of 1 to `ranks`
+    told = result["environment"]
+    assert (told["GPULAYER_ACCELERATOR"], told["GPULAYER_DEVICES"]) == (row.accelerator, ",".join(devices))
+    if row.accelerator is Accelerator.CUDA:
+        assert (told["CUDA_VISIBLE_DEVICES"], result["visible"]) == (",".join(devices), ranks)
+        assert devices[rank].partition("-")[2] == result["uuid"]
+
+
+async def _apply(
+    reached: Reached, jobs: Sequence[gpulayer.JobSpec], folder: Path
+) -> tuple[Plan, int | None, dict[str, bytes], dict[str, list[dict[str, Any]]]]:
+    """Plan and apply; return the plan, the exit code, and by job its output and the results that were fetched."""
+    project = folder / "project"
+    project.mkdir()
+    declared = gpulayer.JobSet(
+        project="hardware", jobs={job.name: job for job in jobs}, path=project / "jobs.yaml"
+    )  # fmt: skip
+    plan = await gpulayer.plan(declared, reached.inventory, options=reached.options)
+    _expect_placed(plan)
+    output = {job.job: b"" for job in plan.jobs}
+    results: dict[str, list[dict[str, Any]]] = {}
+    exit_code = None
+    async for event in gpulayer.apply(plan, declared, reached.inventory, options=reached.options):
+        if event.event == OUTPUT and event.job:
+            output[event.job] += event.data
+        elif event.event == FETCHED and event.job:
+            results[event.job] = _results(Path(event.detail["path"]))
+        elif event.event == SUMMARY:
+            exit_code = event.detail["exit_code"]
+    return plan, exit_code, output, results
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("result*.json"))]
+
+
 def program(row: Row) -> str:
     """Return the name of the program that a row's jobs run: a framework's, else the accelerator's own."""
+    if row.kind is JobKind.DISTRIBUTED and row.framework:
+        return f"{row.framework}_gang.py"
     return f"{row.framework}_product.py" if row.framework else f"plain_{row.accelerator}.py"
 
 
-def _job(name: str, row: Row) -> gpulayer.JobSpec:
-    kind = gpulayer.DistributedJob if row.kind is JobKind.DISTRIBUTED else gpulayer.IndependentJob
-    return kind(
-        name=name,
-        accelerator=row.accelerator,
-        framework=row.framework,
-        command=("python", program(row)),
-        env={"PROOF": name},
-        workdir=PROGRAMS,
-        outputs=("result.json",),
-        timeout=300.0,
+def _job(name: str, row: Row, ranks: int | None = None) -> gpulayer.JobSpec:
+    common: dict[str, Any] = {
+        "name": name,
+        "accelerator": row.accelerator,
+        "framework": row.framework,
+        "command": ("python", program(row)),
+        "env": {"PROOF": name},
+        "workdir": PROGRAMS,
+        "outputs": ("result*.json",),
+        "timeout": 300.0,
+    }
+    if ranks is None:
+        return gpulayer.IndependentJob(**common)
+    gpus = None if row.accelerator is Accelerator.CPU else ranks
+    return gpulayer.DistributedJob(
+        **common,
+        resources=gpulayer.ResourceRequest(gpus=gpus),
+        distributed=gpulayer.Distributed(nodes=1, processes_per_node=ranks),
     )
 
 
 def _expect_placed(plan: Plan) -> None:
     refusals = [grouped.refusal for verdict in plan.shapes.values() for grouped in verdict.refusals]
-    if any(job.nodes for job in plan.jobs):
-        raise NothingToProveError("distributed_not_launched")
     assert {job.action for job in plan.jobs} == {Action.RUN}, [sentence(refusal) for refusal in refusals]
     placed = [device for job in plan.jobs for place in job.placements for device in place.devices]
     assert len(placed) == len(set(placed)), f"two jobs on one device: {placed}"

@@ -189,6 +189,11 @@ _PROVEN: dict[Accelerator, frozenset[Framework | None]] = {
     Accelerator.CPU: frozenset({*Framework, None}),
 }
 
+# Of distributed jobs: with a rank on each device of one host.
+_PROVEN_TOGETHER: dict[Accelerator, frozenset[Framework | None]] = {
+    Accelerator.CPU: frozenset({Framework.TORCH, None}),
+}
+
 # What machines of the simulated fleet in the tests take.
 _SIMULATED: dict[Accelerator, frozenset[Framework | None]] = {
     Accelerator.CUDA: frozenset({*Framework, None}),
@@ -249,7 +254,8 @@ def _judge(accelerator: Accelerator, kind: JobKind, framework: Framework | None)
 def _row(accelerator: Accelerator, kind: JobKind, framework: Framework | None) -> Row:
     allowed, why = _judge(accelerator, kind, framework)
     evidence = Evidence.NONE
-    if kind is JobKind.INDEPENDENT and framework in _PROVEN[accelerator]:
+    proven = _PROVEN if kind is JobKind.INDEPENDENT else _PROVEN_TOGETHER
+    if framework in proven.get(accelerator, ()):
         evidence = Evidence.HARDWARE
     elif kind is JobKind.INDEPENDENT and framework in _SIMULATED[accelerator]:
         evidence = Evidence.SIMULATED

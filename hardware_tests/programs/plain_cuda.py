@@ -1,6 +1,7 @@
 """Has the GPU that GPUlayer chose fill its memory, through the driver's own library: no framework."""
 
 import ctypes
+import os
 
 from product import SIZE, tell
 
@@ -22,7 +23,7 @@ words = (ctypes.c_uint32 * (SIZE * SIZE))()
 call("cuInit", 0)
 call("cuDriverGetVersion", ctypes.byref(version))
 call("cuDeviceGetCount", ctypes.byref(count))
-call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDeviceGet", ctypes.byref(device), int(os.environ.get("LOCAL_RANK", "0")))
 call("cuDeviceGetName", name, len(name), device)
 call("cuDeviceGetUuid_v2", uuid, device)  # a MIG instance has its own
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)

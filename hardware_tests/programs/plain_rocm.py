@@ -1,6 +1,7 @@
 """Has the AMD GPU that GPUlayer chose fill its memory, through HIP's own library: no framework."""
 
 import ctypes
+import os
 
 from product import SIZE, tell
 
@@ -23,7 +24,9 @@ size = ctypes.c_size_t(ctypes.sizeof(words))
 call("hipInit", 0)
 call("hipDriverGetVersion", ctypes.byref(version))
 call("hipGetDeviceCount", ctypes.byref(count))
-call("hipDeviceGetName", name, len(name), 0)
+local = int(os.environ.get("LOCAL_RANK", "0"))
+call("hipSetDevice", local)
+call("hipDeviceGetName", name, len(name), local)
 call("hipMalloc", ctypes.byref(memory), size)
 call("hipMemsetD32", memory, PATTERN, ctypes.c_size_t(len(words)))
 call("hipMemcpy", words, memory, size, DEVICE_TO_HOST)

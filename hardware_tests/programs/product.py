@@ -32,8 +32,11 @@ def _times(rows: list[list[int]], vector: list[int]) -> list[int]:
 
 
 def tell(**found: object) -> None:
-    """Write what the job was told and what it found to `result.json`, which is fetched."""
+    """Write what the job was told and what it found to `result.json`, which is fetched; each rank of a gang its own."""
     names = ("GPULAYER_ACCELERATOR", "GPULAYER_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     told = {name: os.environ.get(name) for name in names}
-    with open("result.json", "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump({"environment": told, **found}, file)
+    rank = os.environ.get("RANK")
+    place = {} if rank is None else {"rank": int(rank), "world": int(os.environ["WORLD_SIZE"])}
+    name = "result.json" if rank is None else f"result-{rank}.json"
+    with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123
+        json.dump({"environment": told, **place, **found}, file)

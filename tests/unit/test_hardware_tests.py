@@ -35,7 +35,7 @@ def test_each_row_that_may_be_declared_has_one_test_and_a_program() -> None:
     assert sorted(tests) == sorted(row.name for row in support.matrix() if row.allowed)
     smoke = importlib.import_module("hardware_tests.test_gpu_smoke")
     assert {name for name in vars(smoke) if name.startswith("test_")} == set(SMOKE)
-    wanted = {proof.program(row) for row in support.matrix() if row.allowed and row.kind is JobKind.INDEPENDENT}
+    wanted = {proof.program(row) for row in support.matrix() if row.allowed}
     assert wanted == {path.name for path in proof.PROGRAMS.glob("*.py")} - {"product.py"}
 
 
@@ -115,6 +115,23 @@ def test_a_wrong_number_or_device_fails(changes: dict[str, Any]) -> None:
     proof.check(CUDA, done(), GPU)
     with pytest.raises(AssertionError):
         proof.check(CUDA, done(**changes), GPU)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"wrong_rows": 1}, {"world": 1}, {"visible": 1}, {"uuid": "2"}, {"backend": "gloo"}, {"weights": [-1.0] * 4}],
+)
+def test_a_rank_that_computed_alone_or_elsewhere_fails(changes: dict[str, Any]) -> None:
+    row = support.row(Accelerator.CUDA, JobKind.DISTRIBUTED, Framework.TORCH)
+    devices = ("GPU-1", "GPU-2")
+    told = {"GPULAYER_ACCELERATOR": "cuda", "GPULAYER_DEVICES": "GPU-1,GPU-2", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    result: dict[str, Any] = {
+        "environment": told, "wrong_rows": 0, "size": 512, "world": 2, "visible": 2, "uuid": "1", "backend": "nccl",
+        "weights": [-1.5] * 4,
+    }  # fmt: skip
+    proof.check_rank(row, result, 0, devices)
+    with pytest.raises(AssertionError):
+        proof.check_rank(row, result | changes, 0, devices)
 
 
 def test_the_check_of_products_finds_every_kind_of_wrong_entry() -> None:
