@@ -458,12 +458,3 @@ def shipped_probe(python: Path) -> dict[str, Any]:
     )
     report: dict[str, Any] = json.loads(answer.stdout)
     return report
-
-
-@pytest.mark.linux("a machine without an Apple GPU; hardware_tests prove that one")
-def test_the_real_torch_of_this_interpreter() -> None:
-    report = probe(sys.executable, ["torch"])
-    assert torch_of(report)["status"] == "ok"
-    assert {"torch", "torch.distributed.gloo"} <= set(report["capabilities"])
-    assert report["devices"][-1]["id"] == "cpu:0"
-    assert "torch.mps" not in report["capabilities"]

@@ -91,6 +91,10 @@ def test_what_was_proven_is_known_to_later_probes(python: Path, tmp_path: Path) 
 @pytest.mark.linux("a machine without an Apple GPU; hardware_tests prove that one")
 def test_the_real_torch_of_this_interpreter() -> None:
     report = probe(sys.executable, ["torch"], deep=True)
+    assert report["frameworks"][0]["status"] == "ok"
+    assert {"torch", "torch.distributed.gloo"} <= set(report["capabilities"])
+    assert report["devices"][-1]["id"] == "cpu:0"
+    assert "torch.mps" not in report["capabilities"]
     assert detail(report)["ops"] == dict.fromkeys(sorted(torch_ops_child._ITEMS), "ok")
     assert detail(report)["ops_device"] == "cpu:0"
 
