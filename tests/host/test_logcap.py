@@ -11,10 +11,10 @@ from tests.host.agent_client import AgentClient, new_spec
 from tests.host.test_crashes import wait_until
 
 LIMIT = 1 << 20
-LINES = b"".join(b"%09d\n" % number for number in range(1_000_000))
+LINES = b"".join(b"%099d\n" % number for number in range(100_000))
 COMMAND = (
     "import os, sys, time\n"
-    "data = b''.join(b'%09d\\n' % number for number in range(1_000_000))\n"
+    "data = b''.join(b'%099d\\n' % number for number in range(100_000))\n"
     "for at in range(0, len(data), 500_000):\n"
     "    os.write(1, data[at:at + 500_000]); time.sleep(0.15)\n"
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ import pytest
 from tests.host.agent_client import AgentClient, new_spec
 
 
-def pythons() -> list[str]:
-    """The oldest that hosts may have (3.9) and the newest, as far as they are installed here."""
+@functools.cache
+def pythons() -> dict[int, str]:
+    """The Pythons that are installed here and new enough for a host (3.9), by minor version."""
     named = [shutil.which(f"python3.{minor}") for minor in range(9, 15)]
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [sys.executable, "/usr/bin/python3", *filter(None, named), *map(str, versions.glob("3.*/bin/python3"))]
@@ -28,12 +30,14 @@ def pythons() -> list[str]:
         version = re.search(r"version 3\.(\d+)", answer.stdout)
         if version and int(version[1]) >= 9:
             found.setdefault(int(version[1]), python)
-    return [found[minor] for minor in sorted({min(found), max(found)})]
+    return found
 
 
-@pytest.mark.parametrize("python", pythons())
-def test_a_whole_life_on_another_python(agents: Callable[..., AgentClient], python: str) -> None:
-    agent = agents(python=python)
+@pytest.mark.parametrize("choose", [min, max], ids=["oldest", "newest"])
+def test_a_whole_life_on_another_python(
+    agents: Callable[..., AgentClient], choose: Callable[[Iterable[int]], int]
+) -> None:
+    agent = agents(python=pythons()[choose(pythons())])
     assert json.loads(agent.ask("probe", python=None, frameworks=[], fresh=False)[1])["host"]["python"]["version"]
     spec = new_spec("cat made > out; python3 -c 'print(1)'; exit 4", setup="echo \udcff made > made", outputs=["*"])
     agent.launch(spec)
