@@ -13,6 +13,7 @@ from gpulayer.placement.plan import Action, Code, GroupedRefusal, Kind, Plan, Pl
 RETRY = "what failed before runs again only with --retry-failed"
 MOST_ROWS = 30
 MOST_REASONS = 8
+MOST_HOSTS = 3
 COUNTED = {
     Action.RUN: "to run",
     Action.QUEUE: "to wait",
@@ -82,16 +83,22 @@ def _words(job: PlannedJob) -> str:
 
 
 def _where(plan: Plan, job: PlannedJob) -> str:
+    if len(job.placements) > 1:
+        each = len(job.placements[0].devices)
+        return f"{_hosts(job)} {job.accelerator}{f' ({each} each)' if each else ''}"
     if job.placements:
-        devices = ", ".join(_short(device) for placement in job.placements for device in placement.devices)
+        devices = ", ".join(_short(device) for device in job.placements[0].devices)
         return f"{_hosts(job)} {job.accelerator}{f' ({devices})' if devices else ''}"
     if job.action is Action.QUEUE:
-        return f"when free: {folded(plan.shapes[job.shape].fits, 4)} ({job.accelerator})"
+        several = f"{job.nodes} of " if job.nodes and job.nodes > 1 else ""
+        return f"when free: {several}{folded(plan.shapes[job.shape].fits, 4)} ({job.accelerator})"
     return "-"
 
 
 def _hosts(job: PlannedJob) -> str:
-    return " + ".join(placement.host for placement in job.placements)
+    """Return where a job runs: a gang's hosts, how many where they are many, in the order of its nodes."""
+    names = [placement.host for placement in job.placements]
+    return " + ".join(names) if len(names) <= MOST_HOSTS else f"{len(names)} hosts: {folded(names, MOST_HOSTS)}"
 
 
 def _short(device: str) -> str:

@@ -60,10 +60,21 @@ def test_a_plan_for_people_fits_in_80_columns_and_says_why_not(gpulayer: Command
     cases(gpulayer)
     shown = gpulayer.on_terminal("plan", "--facts", "fleet.json", "--no-color").out
     assert max(len(line) for line in shown.splitlines()) <= 80
-    assert "placement: 8 to run, 3 to wait, 4 refused" in shown
+    assert "placement: 12 to run, 5 to wait, 5 refused" in shown
     piped = gpulayer("plan", "--facts", "fleet.json").out
     assert "needs 150 GiB of GPU memory, and 10.67 GiB to 144 GiB of unified memory shared with the CPU" in piped
     assert "cannot be applied" in piped
+
+
+def test_a_plan_says_which_hosts_a_gang_has_or_waits_for(gpulayer: Commander) -> None:
+    cases(gpulayer)
+    shown = [line.split(maxsplit=2) for line in gpulayer("plan", "--facts", "fleet.json").out.splitlines()]
+    assert ["gang-arm", "run", "mac-studio + macbook + spark cpu"] in shown
+    assert ["gang-mixed", "run", "8 hosts: mac-studio, macbook and 6 more cpu"] in shown
+    assert ["gang-cuda", "queue", "4  when free: 2 of h200, desktop (cuda)"] in shown
+    jobs = "version: 1\njobs: {gang: {accelerator: cuda, distributed: {nodes: 2}, command: 'true'}}\n"
+    gpulayer.write("jobs.yaml", jobs)
+    assert "desktop + mystery cuda (1 each)" in gpulayer("plan", "--facts", "fleet.json").out
 
 
 def test_many_alike_jobs_are_folded_and_all_shows_them(gpulayer: Commander) -> None:

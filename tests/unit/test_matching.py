@@ -54,6 +54,7 @@ TELLING: dict[str, Callable[[Any], None]] = {
     "framework's version": put("2.14.0", "frameworks", 0, "version"),
     "dtypes": put({"bfloat16": "unsupported"}, "frameworks", 0, "detail", "ops"),
     "notes": put(report(notes=("nvidia_smi_timeout",))["notes"], "notes"),
+    "CPU architecture": put("aarch64", "host", "arch"),
 }
 SILENT: dict[str, Callable[[Any], None]] = {
     "boot": put("other", "host", "boot_id"),

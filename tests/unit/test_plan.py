@@ -26,6 +26,7 @@ from tests.fleets import (
     document_of,
     fleet_of,
     framework,
+    gang,
     jobs_of,
     keys_of,
     report,
@@ -162,6 +163,77 @@ def changed(**reports: dict[str, Any] | None) -> list[Any]:
     return views_of(fleet)
 
 
+GANG_FLEET = fleet_of({"a": a_cuda(24, 2), "b": a_cuda(24, 2), "c": a_cuda(24, 2), "arm": report(arch="arm64")})
+GANG = document_of(gang=gang({"accelerator": "cuda", "resources": {"gpus": 2}}), alone=gang({"accelerator": "cuda"}, 1))
+
+
+def test_a_gangs_places_are_a_list_in_the_order_of_its_nodes() -> None:
+    plan = plan_of(GANG, GANG_FLEET)
+    two, one = (job for job in as_text(plan)["jobs"])
+    both = ["GPU-0", "GPU-1"]
+    assert (two["nodes"], two["placement"]) == (2, [{"host": "a", "devices": both}, {"host": "b", "devices": both}])
+    assert (one["nodes"], one["placement"]) == (1, [{"host": "c", "devices": ["GPU-0"]}])
+    jsonschema.Draft202012Validator(schema("plan")).validate(as_text(plan))
+    assert from_json(as_text(plan)) == plan
+
+
+CORRUPT_GANGS: dict[str, Callable[[Any], None]] = {
+    "a node less": lambda document: document["jobs"][0]["placement"].pop(),
+    "a node more": lambda document: document["jobs"][0]["placement"].append({"host": "c", "devices": ["GPU-0"]}),
+    "two nodes on one host": put("a", "jobs", 0, "placement", 1, "host"),
+    "one place": lambda document: document["jobs"][0].update(placement=document["jobs"][0]["placement"][0]),
+    "no place": put([], "jobs", 0, "placement"),
+    "a list for an independent job": put(None, "jobs", 1, "nodes"),
+    "a host that does not fit": put("arm", "jobs", 0, "placement", 1, "host"),
+    "devices of another host": put(["GPU-7", "GPU-8"], "jobs", 0, "placement", 1, "devices"),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPT_GANGS)
+def test_a_corrupt_gang_is_refused(name: str) -> None:
+    document = as_text(plan_of(GANG, GANG_FLEET))
+    CORRUPT_GANGS[name](document)
+    with pytest.raises(StateError, match=r"plan\.jobs\[[01]\]\.placement"):
+        from_json(document)
+
+
+def test_a_plan_stands_on_every_host_of_a_gang() -> None:
+    plan = plan_of(document_of(gang=gang({"accelerator": "cuda"})), GANG_FLEET)
+    views = views_of(GANG_FLEET)
+    assert stale(plan, views, DOCUMENTS) == []
+    fleet = copy.deepcopy(GANG_FLEET)
+    fleet["hosts"][1]["report"]["host"]["boot_id"] = fleet["hosts"][2]["report"]["host"]["boot_id"] = "other"
+    assert stale(plan, views_of(fleet), DOCUMENTS) == ["b: boot_id was boot, is other"]
+    assert stale(plan, [views[0], *views[2:]], DOCUMENTS) == ["b: is no longer in the inventory"]
+
+
+def why(document: Any, fleet: Any, known: Any = None) -> list[tuple[tuple[str, ...], str, str]]:
+    found = entries(plan_of(document, fleet, known), Code.DISTRIBUTED)
+    return [(entry.hosts, sentence(entry.refusal), (entry.refusal.fix or "").partition(" (")[0]) for entry in found]
+
+
+def test_a_gang_that_lacks_hosts_is_told_how_many() -> None:
+    (reason,) = why(document_of(gang=gang({"accelerator": "cuda"}, 4)), GANG_FLEET)
+    assert reason == (("a", "b", "c"), "cuda: needs 4 hosts at once, and 3 fit", "1 more host is needed")
+    (reason,) = why(document_of(gang=gang({"accelerator": "cuda"}, 6, mixed_arch=True)), GANG_FLEET)
+    assert reason[1:] == ("cuda: needs 6 hosts at once, and 3 fit", "3 more hosts are needed")
+    known = {"b": Known(machine="m"), "c": Known(machine="m")}
+    (reason,) = why(document_of(gang=gang({"accelerator": "cuda"}, 3)), GANG_FLEET, known)
+    assert reason == (("a", "b", "c"), "cuda: needs 3 hosts at once, and 2 fit", "1 more host is needed")
+
+
+def test_a_gang_that_lacks_hosts_of_one_architecture_is_told_of_mixed_arch_where_that_helps() -> None:
+    few, one = "cpu: needs 4 hosts of one CPU architecture at once, and these fit: ", "`distributed.mixed_arch: true`"
+    assert why(document_of(gang=gang({}, 4)), GANG_FLEET) == [
+        (("a", "b", "c"), few + "x86_64: 3, arm64: 1", f"1 more x86_64 host is needed, or {one} {HELPS}"),
+        (("arm",), few + "arm64: 1, x86_64: 3", f"3 more arm64 hosts are needed, or {one} {HELPS}"),
+    ]
+    found = why(document_of(gang=gang({}, 5)), GANG_FLEET)
+    assert [fix for _, _, fix in found] == ["2 more x86_64 hosts are needed", "4 more arm64 hosts are needed"]
+    assert [hosts for hosts, _, _ in why(document_of(gang=gang({}, 3)), GANG_FLEET)] == [("arm",)]
+
+
+HELPS = "lets the ranks run on different CPU architectures"
 DOCUMENTS = [("jobs.yaml", "1")]
 
 

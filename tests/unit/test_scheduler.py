@@ -26,6 +26,7 @@ from tests.fleets import (
     a_run,
     document_of,
     fleet_of,
+    gang,
     jobs_of,
     keys_of,
     plan_json,
@@ -196,6 +197,55 @@ def test_the_judge_sees(name: str) -> None:
     plan = plan_json(jobs_of(JOBS), views_of(FLEET))
     spoil(plan)
     assert any(complaint in wrong for wrong in judge(plan, FLEET, JOBS))
+
+
+GANG_FLEET = fleet_of({"a": a_cuda(), "b": a_cuda(), "c": report(), "mac": a_mac(), "twin": a_mac()})
+GANG_KNOWN = {name: Known(machine="m") for name in ("mac", "twin")}
+GANG_JOBS = document_of(
+    gpus=gang({"accelerator": "cuda"}),
+    waits=gang({"accelerator": "cuda"}),
+    cpus=gang({}, 3),
+    few=gang({"where": {"hosts": ["c", "mac", "twin"]}}),
+)
+SPOILED_GANGS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "a node less": (lambda plan: line(plan, "cpus")["placement"].pop(), "do not go together"),
+    "two names of one machine": (lambda plan: put_hosts(plan, "cpus", "a", "mac", "twin"), "do not go together"),
+    "two architectures": (lambda plan: put_hosts(plan, "cpus", "a", "b", "mac"), "do not go together"),
+    "nodes in another order": (lambda plan: put_hosts(plan, "cpus", "b", "a", "c"), "not in the inventory's order"),
+    "a host without a GPU": (lambda plan: put_hosts(plan, "gpus", "a", "c"), "which does not fit"),
+    "one who waits for nothing": (wait("gpus"), "has a free place"),
+    "another number of hosts": (lambda plan: line(plan, "cpus").update(nodes=2), "takes 2 hosts"),
+    "one place": (lambda plan: line(plan, "gpus").update(placement={"host": "a", "devices": []}), "are a list"),
+    "a false count": (lambda plan: reasons(plan, "few")[0].update(found=2), "does not hold"),
+    "a fit without company": (lambda plan: verdict_of(plan, "few")["fits"].append("c"), "should fit"),
+}
+
+
+def put_hosts(plan: dict[str, Any], job: str, *hosts: str) -> None:
+    line(plan, job)["placement"] = [{"host": host, "devices": []} for host in hosts]
+
+
+def verdict_of(plan: dict[str, Any], job: str) -> dict[str, Any]:
+    found: dict[str, Any] = plan["shapes"][line(plan, job)["shape"]]
+    return found
+
+
+def reasons(plan: dict[str, Any], job: str) -> list[dict[str, Any]]:
+    return [reason for reason in verdict_of(plan, job)["refusals"] if reason["code"] == "distributed"]
+
+
+def test_the_judge_accepts_the_gangs_that_are_spoiled_below() -> None:
+    plan = plan_json(jobs_of(GANG_JOBS), views_of(GANG_FLEET, GANG_KNOWN))
+    assert judge(plan, GANG_FLEET, GANG_JOBS, GANG_KNOWN) == []
+    assert [one["action"] for one in plan["jobs"]] == ["run", "queue", "run", "refuse"]
+
+
+@pytest.mark.parametrize("name", SPOILED_GANGS)
+def test_the_judge_sees_of_a_gang(name: str) -> None:
+    spoil, complaint = SPOILED_GANGS[name]
+    plan = plan_json(jobs_of(GANG_JOBS), views_of(GANG_FLEET, GANG_KNOWN))
+    spoil(plan)
+    assert any(complaint in wrong for wrong in judge(plan, GANG_FLEET, GANG_JOBS, GANG_KNOWN))
 
 
 def test_the_judge_sees_that_a_lesser_choice_was_taken() -> None:
