@@ -23,6 +23,7 @@ class Masks:
         # The longest first, so that no value which contains another leaves a rest of itself.
         self._texts = sorted(lines, key=len, reverse=True)
         self._bytes = [line.encode(errors="surrogateescape") for line in self._texts]
+        self._lines = [line for line in self._bytes if b"\n" not in line and b"\r" not in line]
 
     def __bool__(self) -> bool:
         """Whether there is anything to hide."""
@@ -35,8 +36,8 @@ class Masks:
         return text
 
     def data(self, data: bytes) -> bytes:
-        """Return whole lines of bytes without the values."""
-        for value in self._bytes:
+        """Return whole lines of bytes without the values, whatever other lines are beside them."""
+        for value in self._lines:
             data = data.replace(value, HIDDEN.encode())
         return data
 

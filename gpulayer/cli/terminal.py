@@ -7,6 +7,7 @@ no line of a job can pass for one of ours or for a command to a CI system.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from gpulayer.cli.masks import Masks
 
@@ -21,7 +22,8 @@ _UNSEEN = re.compile(
     "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 # Azure, TeamCity and GitHub read `##word[` anywhere in a line, GitHub and GitLab `::word` at its start.
-_MARKER = re.compile(r"##(?=[A-Za-z]*\[)|^(?=[ \t]*::)", re.MULTILINE)
+_MARKER = re.compile(r"##(?=[A-Za-z]*\[)")
+_COMMAND = re.compile(r"^(?=[ \t]*::)", re.MULTILINE)
 # What loses nothing by this deletion needs no closer look; a search by a character class takes seven times as long.
 _SUSPECT = bytes({*range(256)} - {*range(0x20, 0x7F)} - {*b"\n\t"})
 
@@ -33,12 +35,17 @@ _NUMBER = re.compile(
 
 def escape(text: str) -> str:
     """Return `text` with everything visible that a terminal or a CI system would obey; newlines and tabs stay."""
-    return _MARKER.sub(_defused, _UNSEEN.sub(_visible, text))
+    return _COMMAND.sub(r"\\", _seen(text))
 
 
 def escape_line(text: str) -> str:
     """Return `text` as `escape` does, and on one line: for names, cells of tables and messages of others."""
     return escape(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _seen(text: str) -> str:
+    """Return `text` as `escape` does, for lines that begin with a word of ours: none is a command by its beginning."""
+    return _MARKER.sub(r"#\\x23", _UNSEEN.sub(_visible, text))
 
 
 def _visible(match: re.Match[str]) -> str:
@@ -52,12 +59,8 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
 
 
-def _defused(match: re.Match[str]) -> str:
-    return "#\\x23" if match[0] else "\\"
-
-
 class JobOutput:
-    r"""Turns the byte stream of one job into prefixed, harmless, whole lines.
+    r"""Turns the byte stream of one job into prefixed, harmless, whole lines: the same ones however it is cut.
 
     Lines that are plain text take a path without a Python step per line. A carriage return ends a state of its line: a
     state is replaced by the next where only numbers and punctuation differ (a progress bar); else both are
@@ -68,72 +71,111 @@ class JobOutput:
         """`prefix` is our own text; what `masks` hide is not shown."""
         self._prefix = prefix.encode()
         self._masks = masks
-        self._rest = b""  # the line that has not ended
-        self._cut = 0  # bytes of it that are left out
+        self._rest = b""  # the line that has not ended, as long as it is short
+        self._long: _LongLine | None = None  # the line that has not ended and is long
         self._seen = b""  # what `latest` returned last
 
     def feed(self, chunk: bytes) -> bytes:
         """Take any piece of the stream; return the lines that it ended, prefixed."""
         shown = b""
-        if self._cut:
+        if self._long is not None:
             end = chunk.find(b"\n")
+            shown = self._settled(self._long.feed(chunk if end < 0 else chunk[:end]))
             if end < 0:
-                self._cut += len(chunk)
-                return b""
-            shown = self._show(self._rest + _cut_note(self._cut + end))
-            self._rest, self._cut, chunk = b"", 0, chunk[end + 1 :]
+                return shown
+            shown += self._show(b"\\r\n".join(self._long.end()))
+            self._long, chunk = None, chunk[end + 1 :]
         end = chunk.rfind(b"\n")
         if end >= 0:
-            shown += self._show(_shorten(self._rest + chunk[:end]))
+            shown += self._show(self._shorten(self._rest + chunk[:end]))
             self._rest = chunk[end + 1 :]
         else:
             self._rest += chunk
         if len(self._rest) > LINE_LIMIT:
-            shown += self._bound()
+            self._long = _LongLine(self._masks.data)
+            shown += self._settled(self._long.feed(self._rest))
+            self._rest = b""
         return shown
 
     def latest(self) -> bytes:
         """Return the latest state of the line that has not ended, if it is new: for a look at progress bars."""
-        if self._rest in (b"", self._seen):
+        rest = self._rest if self._long is None else self._long.latest()
+        if rest in (b"", self._seen):
             return b""
-        self._seen = self._rest
-        state = next((part for part in reversed(self._rest.split(b"\r")) if part.strip()), b"")
+        self._seen = rest
+        state = next((part for part in reversed(rest.split(b"\r")) if part.strip()), b"")
         return self._show(state) if state else b""
 
     def end(self) -> bytes:
         """Return what is left of a last line without a newline."""
-        rest = self._rest + (_cut_note(self._cut) if self._cut else b"")
-        self._rest, self._cut = b"", 0
+        rest = self._rest if self._long is None else b"\\r\n".join(self._long.end())
+        self._rest, self._long = b"", None
         return self._show(rest) if rest else b""
+
+    def _settled(self, states: list[bytes]) -> bytes:
+        """Show states that no later one replaces."""
+        return self._show(b"\n".join(state + b"\\r" for state in states)) if states else b""
 
     def _show(self, body: bytes) -> bytes:
         """Prefix every line of `body`, which does not end with a newline."""
         body = self._masks.data(body)
         if len(body.translate(None, _SUSPECT)) != len(body) or b"##" in body:
-            body = escape(_fold(body).decode(errors="backslashreplace")).encode()
+            body = _seen(_fold(body).decode(errors="backslashreplace")).encode()
         return b"%b%b\n" % (self._prefix, body.replace(b"\n", b"\n" + self._prefix))
 
-    def _bound(self) -> bytes:
-        """Keep an endless line small: its past states are shown or replaced, and an over-long one is cut."""
-        begun = self._rest.rpartition(b"\r")[2]
-        *past, self._rest = _states(self._rest)
-        if not begun.strip():  # the last state has ended, and the next one has not begun
-            self._rest += b"\r" + begun
-        if len(self._rest) > LINE_LIMIT:
-            kept = _whole(self._rest)
-            self._rest, self._cut = kept, len(self._rest) - len(kept)
-        return self._show(b"\n".join(_shorten(state) + b"\\r" for state in past)) if past else b""
+    def _shorten(self, body: bytes) -> bytes:
+        """Cut lines that are too long to display; a stride of half the limit finds out quickly that there is none."""
+        half = LINE_LIMIT // 2
+        if all(body.find(b"\n", at, at + half) >= 0 for at in range(0, len(body) - half, half)):
+            return body
+        return b"\n".join(
+            line if len(line) <= LINE_LIMIT else b"\\r\n".join(self._states(line)) for line in body.split(b"\n")
+        )
+
+    def _states(self, line: bytes) -> list[bytes]:
+        states = _LongLine(self._masks.data)
+        return [*states.feed(line), *states.end()]
 
 
-def _shorten(body: bytes) -> bytes:
-    """Cut lines that are too long to display; a stride of half the limit finds out quickly that there is none."""
-    half = LINE_LIMIT // 2
-    if all(body.find(b"\n", at, at + half) >= 0 for at in range(0, len(body) - half, half)):
-        return body
-    return b"\n".join(
-        line if len(line) <= LINE_LIMIT else (kept := _whole(line)) + _cut_note(len(line) - len(kept))
-        for line in body.split(b"\n")
-    )
+class _LongLine:
+    """A line of any length in little memory: the state that the next one may replace, and the one that has begun."""
+
+    def __init__(self, mask: Callable[[bytes], bytes]) -> None:
+        self._mask = mask
+        self._last: tuple[bytes, str] | None = None  # the last state that ended, as it is shown, and its words
+        self._begun = b""  # the current state, and the first byte that is not displayed
+        self._size = 0  # bytes that the current state has
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Take a piece without a newline; return the states that are settled by it."""
+        settled = []
+        for nth, part in enumerate(piece.split(b"\r")):
+            if nth:
+                settled += self._end_state()
+            self._size += len(part)
+            self._begun += part[: LINE_LIMIT + 1 - len(self._begun)]
+        return settled
+
+    def latest(self) -> bytes:
+        """Return the newest state that is to be seen."""
+        return self._begun[:LINE_LIMIT] if self._begun.strip() or self._last is None else self._last[0]
+
+    def end(self) -> list[bytes]:
+        """Return the states that are left, at least one."""
+        settled = self._end_state()
+        return [*settled, self._last[0] if self._last else b""]
+
+    def _end_state(self) -> list[bytes]:
+        """End the current state; return the one before it unless this one replaces it."""
+        begun, size = self._begun, self._size
+        self._begun, self._size = b"", 0
+        if not begun.strip():  # a blank one only wipes a bar away
+            return []
+        whole = begun if size <= LINE_LIMIT else _whole(begun)
+        shown = self._mask(whole)
+        before, words = self._last, _words(shown)
+        self._last = (shown if size <= LINE_LIMIT else shown + _cut_note(size - len(whole)), words)
+        return [] if before is None or before[1] == words else [before[0]]
 
 
 def _whole(line: bytes) -> bytes:
@@ -157,15 +199,20 @@ def _fold(body: bytes) -> bytes:
 
 
 def _states(line: bytes) -> list[bytes]:
-    """Return the states of a line that are to be seen, at least one; blank ones only wipe a bar away."""
+    """Return the states of a short line that are to be seen, at least one; blank ones only wipe a bar away."""
     states: list[bytes] = []
     before = None
     for state in line.split(b"\r"):
         if not state.strip():
             continue
-        words = _NUMBER.sub("", state[:LINE_LIMIT].decode(errors="backslashreplace"))
+        words = _words(state)
         if words == before:
             states.pop()
         states.append(state)
         before = words
     return states or [b""]
+
+
+def _words(state: bytes) -> str:
+    """Return what two states of one progress bar have in common."""
+    return _NUMBER.sub("", state.decode(errors="backslashreplace"))
