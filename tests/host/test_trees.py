@@ -74,29 +74,43 @@ def test_a_cancel_leaves_nothing_behind(agent: AgentClient, name: str) -> None:
     assert [pid for pid in written if processes.start_of(pid) is not None] == []
 
 
-# Forks as often as it may. Where no control group says how often that is, a pipe holds so many permits.
-BOMB = """
-import os, sys, time
-reading, writing = os.pipe()
-os.set_blocking(reading, False)
-os.write(writing, b"x" * int(sys.argv[1]))
+# Many watch one, and whoever sees that it has died makes a new one and new watchers. Where no control group says how
+# many there may be, a pipe holds so many permits.
+HYDRA = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+permits, more = os.pipe()
+os.set_blocking(permits, False)
+os.write(more, b"x" * int(sys.argv[1]))
+
+def child():
+    os.read(permits, 1)
+    return os.fork() == 0
+
 while True:
+    ended, alive = os.pipe()
     try:
-        os.read(reading, 1)
-        os.fork()
+        if child():
+            time.sleep(1000)
+        os.close(alive)
+        for _ in range(30):
+            if child():
+                break
     except OSError:
-        time.sleep(0.01)
+        pass
+    os.read(ended, 1)
+    os.close(ended)
 """
 
 
 def test_a_fork_bomb_is_cancelled_whole(agent: AgentClient) -> None:
-    """F39: each one that is killed makes room for another as long as any is left that may fork."""
-    limits = {"pids.max": 64}
+    """F39: none heeds TERM, and each death that is seen brings more of them to life."""
+    limits = {"pids.max": 300}
     with control_group("pids", limits, limits) as members:
-        join, permits = (f"echo $$ > {members}; ", 60_000) if members else ("", 60)
-        spec = new_spec(["/bin/sh", "-c", f'{join}exec python3 -c "$0" {permits}', BOMB], key=os.urandom(32).hex())
+        join, permits = (f"echo $$ > {members}; ", 60_000) if members else ("", 300)
+        spec = new_spec(["/bin/sh", "-c", f'{join}exec python3 -c "$0" {permits}', HYDRA], key=os.urandom(32).hex())
         agent.launch(spec)
-        wait_until(lambda: len(of_job(spec["run"])) > 50)
+        wait_until(lambda: len(of_job(spec["run"])) > 30)
         agent.ask("cancel", run=spec["run"], grace=0.1, by="me")
         state, _ = agent.follow(spec["run"])
         assert (state["status"], state["left"]["tree"]) == ("cancelled", "empty")
