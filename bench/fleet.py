@@ -54,8 +54,8 @@ class Bench:
     def __init__(self, farm: Farm, hosts: int) -> None:
         self.farm = farm
         self.names = [f"host-{number:03}" for number in range(hosts)]
-        for name in self.names:
-            farm.host(name)
+        for number, name in enumerate(self.names, start=1):
+            self.start(name, number)
         self.folder = farm.root / "bench"
         self.folder.mkdir()
         self.inventory = self.folder / "inventory.yaml"
@@ -70,6 +70,11 @@ class Bench:
             config += f"Host {name}\n  HostName {host.address}\n  Port {host.port}\n  User {host.user}\n"
         self.ssh_config = self.folder / "ssh_config"
         self.ssh_config.write_text(config)
+
+    def start(self, name: str, number: int) -> None:
+        """Start a host; the first has number 1."""
+        del number
+        self.farm.host(name)
 
     def gpulayer(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "gpulayer", *words, "--inventory", str(self.inventory)]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -22,6 +25,7 @@ from gpulayer.run.store import Store
 from tests.gangs.programs import ALL_REDUCE, gated
 from tests.run.project import Project, release, summary
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_cpu"
 SCHEMAS = {
     name: jsonschema.Draft202012Validator(
         json.loads((Path(__file__).parents[2] / "schemas" / f"{name}.schema.json").read_text())
@@ -132,12 +136,28 @@ async def test_a_rank_that_fails_ends_the_gang_as_it_ended(
     assert logs_are_equal(project)
 
 
-async def test_a_gang_on_one_host_needs_no_network(project: Project) -> None:
-    project.write({"g": {"command": ["python", "-c", ALL_REDUCE], "framework": "torch",
-                         "distributed": {"nodes": 1, "processes_per_node": 2}}})  # fmt: skip
-    events = await project.apply()
+def losses(text: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)$", text, re.MULTILINE)]
+
+
+async def test_the_example_trains_alone_as_by_two_ranks_of_one_host(project: Project) -> None:
+    """One command, and the gradients' mean over equal parts of the data is the whole's."""
+    env = {"STEPS": "100"}
+    project.write({"g": {"command": ["python", "train.py"], "workdir": str(EXAMPLE), "framework": "torch", "env": env,
+                         "distributed": {"nodes": 1, "processes_per_node": 2}, "outputs": ["weights.pt"]}})  # fmt: skip
+    together = asyncio.create_task(project.apply())
+    alone = await asyncio.to_thread(
+        subprocess.run, [sys.executable, str(EXAMPLE / "train.py")], check=True, capture_output=True, text=True,
+        cwd=project.folder, env=os.environ | env,
+    )  # fmt: skip
+    events = await together
     assert summary(events) == (0, {"succeeded": 1})
-    assert sums(events) == dict.fromkeys(range(2), "sum 3 of 2")
+    fallen = losses(said(events)[0].decode())
+    assert fallen[-1] < fallen[0] / 5
+    assert fallen == pytest.approx(losses(alone.stdout), rel=0.01)
+    assert losses(said(events)[1].decode()) == []
+    (run,) = project.runs()
+    assert (project.paths.outputs(f"{run}-n0") / "weights.pt").stat().st_size > 1000
 
 
 async def test_a_time_limit_ends_all_of_a_gang(project: Project) -> None:

@@ -1,0 +1,96 @@
+"""Launch of a gang of four ranks over four hosts against four hand-started `ssh HOST torchrun`, whole processes, in one run.
+
+    python -m bench.gang --runs 5
+
+Both run the real torchrun, which imports torch on each host, and end when all four ranks have said where they are and
+have ended. GPUlayer plans besides, checks that the nodes reach each other, and keeps a record of every rank. As root the
+hosts have addresses of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import yaml
+
+from bench.fleet import Bench, compare
+from tests.gangs.network import NAMESPACES, SWITCHES, NetworkHost, Switch
+from tests.sshd import ADDRESS, Farm, new_farm
+
+NODES = 4
+PROGRAM = "import os; print('here', os.environ['RANK'], os.environ['WORLD_SIZE'])"
+
+
+class Gangs(Bench):
+    """Hosts whose interpreter has torch."""
+
+    def __init__(self, farm: Farm, switch: Switch | None) -> None:
+        self.switch = switch
+        super().__init__(farm, NODES)
+
+    def start(self, name: str, number: int) -> None:
+        if self.switch is None:
+            self.farm.host(name, python=sys.executable)
+        else:
+            self.farm.host(name, kind=NetworkHost, address=self.switch.address(number), python=sys.executable)
+
+    def jobs(self, turn: int) -> str:
+        """A jobs file with one gang that no earlier turn has run."""
+        path = self.folder / "jobs.yaml"
+        job = {
+            "accelerator": "cpu",
+            "env": {"TURN": str(turn)},
+            "command": ["python", "-c", PROGRAM],
+            "distributed": {"nodes": NODES},
+        }
+        path.write_text(yaml.safe_dump({"version": 1, "name": "bench", "jobs": {"gang": job}}))
+        return str(path)
+
+    def by_hand(self) -> list[str]:
+        """What one types who has read torchrun's page: a free port, and a command for each host."""
+        first = self.farm.hosts[self.names[0]].host.address
+        with socket.socket() as probe:
+            probe.bind((ADDRESS, 0))
+            port = probe.getsockname()[1]
+        commands = []
+        for rank, name in enumerate(self.names):
+            torchrun = [
+                sys.executable, "-m", "torch.distributed.run", "--nnodes", str(NODES), "--node-rank", str(rank),
+                "--nproc-per-node", "1", "--master-addr", str(first), "--master-port", str(port),
+                "--no-python", sys.executable, "-c", PROGRAM,
+            ]  # fmt: skip
+            commands.append(f"ssh -F {self.ssh_config} {name} {shlex.quote(shlex.join(torchrun))} &")
+        return ["/bin/sh", "-c", "\n".join([*commands, "wait"])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the medians here")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        farm = stack.enter_context(new_farm())
+        switch = stack.enter_context(Switch()) if NAMESPACES else None
+        if switch is not None:
+            SWITCHES.append(switch)
+        bench = Gangs(farm, switch)
+        figures = compare(
+            "gang",
+            options.runs,
+            {
+                "gpulayer": lambda turn: bench.timed(bench.gpulayer("apply", "--yes", bench.jobs(turn)), NODES, "here"),
+                "ssh": lambda _: bench.timed(bench.by_hand(), NODES, "here"),
+            },
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"nodes": NODES, "runs": options.runs, **figures}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
