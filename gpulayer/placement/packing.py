@@ -71,10 +71,11 @@ class _Machine:
         self.foreign_slots = max(self.foreign_slots, view.slots_held)
         self.count()
 
-    def has_room(self, option: Option) -> bool:
-        """Whether devices, slots, CPUs and memory suffice for one more such job, whichever devices it needs."""
+    def has_room(self, option: Option, job: str) -> bool:
+        """Whether devices, slots, CPUs and memory suffice for the job of this name, whichever devices it needs."""
         return (
             len(self.free) >= option.count
+            and (self.reserved is None or self.reserved == job)
             and (not option.slot or self.slots_used + self.foreign_slots < self.slots)
             and (not option.cpus or self.cpus_used + self.foreign_slots + option.cpus <= self.cpus)
             and (self.memory is None or self.memory_used + self.foreign_memory + option.memory <= self.memory)
@@ -168,8 +169,10 @@ class Packing:
                     looks -= 1
                     heapreplace(ranks, (load, rank[1], host))
                     continue
-                devices = _room(machine, option, search.sites[host], job)
-                if devices is not None:
+                if (
+                    machine.has_room(option, job)
+                    and (devices := _free(machine, option, search.sites[host])) is not None
+                ):
                     return option.accelerator, (Placement(host=self._names[host], devices=devices),)
                 machine.parked.append((ranks, heappop(ranks)))
         return None
@@ -259,8 +262,10 @@ class Packing:
             order: list[Rank] = []
             for _, rank, host in ranks:
                 machine, option = self._machines[host], options[host]
-                devices = _room(machine, option, search.sites[host], job)
-                if devices is not None:
+                if (
+                    machine.has_room(option, job)
+                    and (devices := _free(machine, option, search.sites[host])) is not None
+                ):
                     free[host] = devices
                     order.append((machine.load if option.slot else 0, rank, host))
             team = search.team.first((host for _, _, host in sorted(order)), self._machines)
@@ -306,9 +311,9 @@ class Packing:
         return taken
 
 
-def _room(machine: _Machine, option: Option, site: Site | None, job: str) -> tuple[str, ...] | None:
-    """Return the devices that the job of this name would take of a machine now; None where too little is free."""
-    if site is None or not (machine.reserved is None or machine.reserved == job) or not machine.has_room(option):
+def _free(machine: _Machine, option: Option, site: Site | None) -> tuple[str, ...] | None:
+    """Return the devices that such a job would take of a machine now; None where too few that it may have are free."""
+    if site is None:
         return None
     seen = site.facts.devices
     free = [device for position in option.positions if (device := seen[position].id) in machine.free]

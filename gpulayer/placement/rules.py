@@ -114,7 +114,8 @@ def where(job: JobSpec, host: Host) -> Refusal | None:
 
 def labels(job: JobSpec, host: Host) -> Refusal | None:
     """Every label of `where.labels` must be on the host."""
-    missing = {key: value for key, value in job.where.labels.items() if host.labels.get(key) != value}
+    wanted = job.where.labels
+    missing = {key: value for key, value in wanted.items() if host.labels.get(key) != value} if wanted else {}
     if not missing:
         return None
     return Refusal(

@@ -86,16 +86,15 @@ def asked_python(job: JobSpec) -> str | None:
 
 def shape_of(job: JobSpec) -> str:
     """Return 12 hex digits for what placement looks at; jobs of one shape fit on the same hosts."""
-    where = job.where
-    gang = _gang(job)
+    where, gang = job.where, _gang(job)
     return _shape(
         job.accelerators,
         job.framework,
         asked_python(job),
         job.resources,
-        tuple(sorted(where.labels.items())),
-        tuple(sorted(where.hosts)),
-        tuple(sorted(where.not_hosts)),
+        tuple(sorted(where.labels.items())) if where.labels else (),
+        tuple(sorted(where.hosts)) if where.hosts else (),
+        tuple(sorted(where.not_hosts)) if where.not_hosts else (),
         tuple(gang) if gang else None,
     )
 
