@@ -221,7 +221,7 @@ def part_with(run: KnownRun, rank: int) -> KnownRun:
     ranks = sorted(end.rank for part in run.parts for end in part.ranks)
     there = f"its ranks are {ranks[0]} to {ranks[-1]}" if ranks else "it has no ranks: it is no distributed job"
     if run.nodes is not None and not ranks:
-        there = "it was not started yet"
+        there = "none of its ranks has begun"
     raise UsageError(f"{run.job} has no rank {rank}: {there}", fix="leave --rank out")
 
 

@@ -187,7 +187,7 @@ class Executor:
         try:
             answer = await self._found_elsewhere(work) or await self.launcher.launch(work.run, specs)
         except (HostError, AgentError) as error:
-            self._given_up(work, error)
+            await self._given_up(work, error)
             return
         if isinstance(answer, Unwanted):
             self._free(work)
@@ -237,7 +237,7 @@ class Executor:
         try:
             state = await self.follower.follow(work.run)
         except (HostError, AgentError) as error:
-            self._given_up(work, error)
+            await self._given_up(work, error)
             return
         work.run = state.run
         await self._settle(work)
@@ -287,13 +287,20 @@ class Executor:
         self._placed.discard(work.run.job)
         self.packing.release(work.run.job)
 
-    def _given_up(self, work: Work, error: HostError | AgentError) -> None:
-        """Say that nobody knows how a run stands. Its devices stay taken: it may well be running there."""
+    async def _given_up(self, work: Work, error: HostError | AgentError) -> None:
+        """Say that nobody knows how a run stands. Its devices stay taken: it may well be running there.
+
+        The other hosts of a gang can tell whether their part of it has ended.
+        """
         work.run = replace(work.run, status=states.UNKNOWN, reason=error.message)
         work.outcome = Outcome.UNKNOWN
         if isinstance(error, HostError):
             self._lose(error.host)
         self.reporter.status(work.run)
+        if work.run.members and work.run.job in self._placed:
+            self._free(work)
+            for host in {part.host for part in work.run.parts} - self._gone:
+                await self._ask(host)
 
     async def _is_shared(self, work: Work, host: str) -> bool:
         """Tell whether other jobs are on a host: what they have of its memory comes free."""

@@ -231,6 +231,9 @@ class Launcher:
                 if error.code != "tree" or last:
                     raise
                 await sync(session, self.trees[spec["tree"]], thorough=True)
+            except asyncio.CancelledError:
+                await pending.stream.stop()
+                raise
             else:
                 break
         return pending

@@ -130,6 +130,9 @@ class Store:
         """Take runs in hand, as they are now: each becomes its job's own run, the one that `logs JOB` means."""
         with self._writing() as connection:
             (turn,) = connection.execute("SELECT coalesce(max(turn), 0) FROM runs").fetchone()
+            runs = list(runs)
+            for run in runs:
+                _leave_members(connection, run)
             connection.executemany(
                 INSERT,
                 (
@@ -208,12 +211,7 @@ class Store:
                     f"UPDATE runs SET {now} WHERE run = ?{allowed}",  # noqa: S608
                     (*_row(run)[len(IDENTITY) :], run.run),
                 )
-                if run.nodes is not None and run.node is None:  # what is no longer among its members never began
-                    names = COMPACT([member.run for member in run.members])
-                    connection.execute(
-                        "DELETE FROM runs WHERE gang = ? AND run NOT IN (SELECT value FROM json_each(?))",
-                        (run.run, names),
-                    )
+                _leave_members(connection, run)
                 if run.status in states.FINAL:
                     connection.execute(FORGET, (run.run, run.run))
 
@@ -401,6 +399,15 @@ def _intend(connection: sqlite3.Connection, intent: Intent) -> bool:
             ),
         )
     return bool(given)
+
+
+def _leave_members(connection: sqlite3.Connection, run: KnownRun) -> None:
+    """Forget the nodes' runs that a gang no longer has: they never began, or are to begin anew."""
+    if run.nodes is not None and run.node is None:
+        connection.execute(
+            "DELETE FROM runs WHERE gang = ? AND run NOT IN (SELECT value FROM json_each(?))",
+            (run.run, COMPACT([member.run for member in run.members])),
+        )
 
 
 def _row(run: KnownRun) -> tuple[object, ...]:

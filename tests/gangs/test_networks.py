@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpulayer.run import gang, launch
+from gpulayer.run import api, gang, launch
 from gpulayer.run.events import Event
 from tests.gangs.network import NetworkHost, inside
 from tests.gangs.programs import gated
@@ -79,6 +79,35 @@ async def test_hosts_that_lose_each_other_in_mid_training_end_the_gang_and_it_ma
     assert {run: count for run, count in starts(project).items() if "-a1-" in run}.keys() == {
         run.replace("-a2-", "-a1-") for run in starts(project)
     }
+
+
+async def test_a_host_that_is_gone_leaves_the_gang_unknown_until_it_is_asked_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other host ends its part by itself, and is free for a job that waits."""
+    monkeypatch.setattr(launch, "SILENCE", 2.0)
+    alpha, beta, *_ = hosts(project)
+    project.extra["alpha"] = {"max_jobs": 1}
+    only = {"hosts": ["alpha"]}
+    project.write({"g": gated(project.folder, grace="1s"), "after": {"command": "echo after", "where": only}})
+
+    def cut() -> None:
+        beta.stop()
+        alpha.lose(beta)
+        beta.lose(alpha)
+
+    events = await watched(project, once_all_run(cut, 2), patience=3.0)
+    try:
+        assert summary(events) == (4, {"unknown": 1, "succeeded": 1})
+        assert end(events).event == "unknown"
+        (gone,) = [event for event in events if event.detail.get("node") == 0 and event.event == "cancelled"]
+        assert gone.detail["reason"] == "stopped because beta was lost"
+    finally:
+        alpha.find(beta)
+        beta.find(alpha)
+        beta.start()
+    gang, _ = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    assert (gang.status, gang.reason) in {("lost", "alpha was lost"), ("lost", "beta was lost")}
 
 
 async def test_a_port_that_somebody_takes_meanwhile_is_another_attempt(

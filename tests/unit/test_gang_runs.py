@@ -96,6 +96,8 @@ def test_a_gang_that_is_put_back_has_nodes_no_more(tmp_path: Path) -> None:
         store.record([(status_event(partly), partly)])
         (found,) = store.runs("p")
         assert found.members == GANG.members[:2]
+        store.take("p", [WAITS])  # as one does who finds that its launch never arrived
+        assert store.runs("p") == [WAITS]
 
 
 def test_a_gangs_cancel_is_kept_for_each_host_and_forgotten_as_one(tmp_path: Path) -> None:
