@@ -64,6 +64,8 @@ def _handshake_failure(target: Target, dial: Dial, error: Exception, text: str) 
     """Say what a lost, silent or foreign connection means."""
     where = f"{target.address} port {target.port}"
     greeting = dial.greeting
+    # Of a connection that is lost asyncssh says why; what a server says when it hangs up is another kind of error.
+    timed_out = isinstance(error, TimeoutError) or (isinstance(error, asyncssh.ConnectionLost) and "timeout" in text)
     if b"Not allowed at this time" in greeting:
         return HostError(
             target.host,
@@ -73,7 +75,7 @@ def _handshake_failure(target: Target, dial: Dial, error: Exception, text: str) 
         )
     full = greeting.startswith(b"Exceeded MaxStartups")
     if dial.wire is not None and (full or (not greeting and isinstance(error, (OSError, asyncssh.ConnectionLost)))):
-        if "timeout" in text.lower() or isinstance(error, TimeoutError):
+        if timed_out:
             return HostError(
                 target.host,
                 Stage.CONNECT,
@@ -93,11 +95,16 @@ def _handshake_failure(target: Target, dial: Dial, error: Exception, text: str) 
             f"{where} is no SSH server of version 2: it says {greeting[:60]!r}",
             fix="correct `address` and `port`",
         )
-    if "timeout" in text.lower() or isinstance(error, TimeoutError):
+    if timed_out:
         return HostError(
             target.host,
             Stage.AUTHENTICATE,
             f"the login at {where} did not end in time",
             fix="the machine may be overloaded, or its login may wait for a network service",
         )
-    return HostError(target.host, Stage.CONNECT, f"the connection to {where} broke during the login ({text})")
+    return HostError(
+        target.host,
+        Stage.CONNECT,
+        f"the connection to {where} broke during the login ({text})",
+        fix=f"try `ssh -v {target.address}`, and look at the log of the SSH server there",
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from typing import IO, Any
 
@@ -258,6 +260,36 @@ def test_secrets_are_masked_on_the_screen_and_must_be_set(story: Commander) -> N
     assert "leak | <***>" in applied.out
     assert "s3cr3t" not in applied.out + applied.err
     assert story("logs", "leak").out == "leak | <***>\n"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "random", "newer"])
+def test_a_damaged_database_starts_nothing_and_names_the_way_out(story: Commander, damage: str) -> None:
+    go(story)
+    assert story("apply", "jobs.yaml", "--yes").code == 1
+    path = story.folder / ".gpulayer" / "state.db"
+    runs = sorted(folder.name for folder in (story.folder / ".gpulayer" / "runs").iterdir())
+    if damage == "newer":
+        with sqlite3.connect(path) as database:
+            database.execute("PRAGMA user_version = 999")
+        database.close()
+    else:
+        path.write_bytes(path.read_bytes()[:6000] if damage == "truncated" else os.urandom(20_000))
+    for words in (
+        ["apply"],
+        ["apply", "jobs.yaml", "--yes"],
+        ["status"],
+        ["attach"],
+        ["logs", "good"],
+        ["cancel", "--all"],
+    ):
+        result = story(*words)
+        assert (result.code, "Traceback" in result.err) == (2, False), words
+        assert f"mv {path} {path}." in result.err
+        assert "gpulayer attach" in result.err
+    path.rename(path.with_name("state.db.broken"))  # as the way out says
+    assert story("attach").code == 1
+    assert statuses(story) == {"good": ("exited", 0), "bad": ("exited", 3), "late": ("exited", 0)}
+    assert sorted(folder.name for folder in (story.folder / ".gpulayer" / "runs").iterdir()) == runs  # none anew
 
 
 def test_a_broken_plan_or_none_is_said(story: Commander) -> None:

@@ -350,8 +350,10 @@ async def test_an_alias_means_what_openssh_means(
     )
     config = tmp_path / "config"
     config.write_text(
-        f'Include {tmp_path}/more\nMatch host box exec "touch {tmp_path}/exec"\n  ServerAliveInterval 15s\n'
-        f"Host *\n  User {USER}\n  IdentityFile {farm.identity}\n  Unknown no\n".replace("  Unknown no\n", "")
+        f'Include {tmp_path}/more\nMatch host box exec "touch {tmp_path}/exec"\n  ConnectTimeout 9\n'
+        f"Host *\n  ServerAliveInterval 15s\n  User {USER}\n  IdentityFile {farm.identity}\n  Unknown no\n".replace(
+            "  Unknown no\n", ""
+        )
     )
     settings = {"ssh_config": config, "known_hosts": (known_hosts,)}
     assert (await greet(Host(name="box"), **settings))["home"] == str(plain_host.home)

@@ -90,5 +90,10 @@ if __name__ == "__main__":
     def encode(nonce: str, header: Header, payload: bytes = b"") -> bytes:
         return wire.encode(nonce, *tell(header, bytes(payload)))
 
-    agent.encode = operations.encode = encode  # type: ignore[attr-defined, assignment]
+    def pass_on(nonce: str, header: Header, payload: bytes = b"") -> bytes:
+        """A report has been changed by the child that made it."""
+        return (wire.encode if payload[:1] == b"{" else encode)(nonce, header, payload)
+
+    operations.encode = encode  # type: ignore[attr-defined, assignment]
+    agent.encode = pass_on  # type: ignore[attr-defined, assignment]
     main(peer.nonce)

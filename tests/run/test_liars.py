@@ -47,6 +47,16 @@ async def test_an_end_that_does_not_hold_is_no_end(project: Project, liar: SshdH
     assert found["half-a-pair"].reason == "\\ud800"  # shown and kept, as far as it is a text
 
 
+async def test_a_host_under_two_names_counts_once(project: Project) -> None:
+    project.hosts["alias"] = project.hosts["run-one"]
+    project.write({"good": job("run-one", "good"), "twice": job("alias", "twice")})
+    plan = await project.plan()
+    views = {view.host.name: view for view in await api.holders(project.inventory, project.name, fleet=project.fleet)}
+    assert views["run-one"].reached
+    assert "this is the host that the inventory names 'run-one' already" in str(views["alias"].error)
+    assert summary(await project.apply(plan, partial=True)) == (4, {"unreachable": 1, "succeeded": 1})
+
+
 async def test_what_a_host_says_of_itself_and_does_not_hold_keeps_it_out(
     project: Project, liar: SshdHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,5 +73,5 @@ async def test_what_a_host_says_of_itself_and_does_not_hold_keeps_it_out(
     plan = await project.plan()
     views = await api.holders(project.inventory, project.name, fleet=project.fleet)
     errors = {view.host.name: view.error or "" for view in views if not view.reached}
-    assert {name for name, words in said.items() if words not in errors.get(name, "")} == set()
+    assert {name: errors.get(name) for name, words in said.items() if words not in errors.get(name, "")} == {}
     assert summary(await project.apply(plan, partial=True)) == (4, {"unreachable": len(said), "succeeded": 1})
