@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_MAX_REASON = 2000  # characters, as of any reason
+
+
 class Fate:
     """What ends a gang before all have succeeded: where it began, and what it is to all other nodes."""
 
@@ -53,7 +56,7 @@ class Fate:
             return cls(
                 message["node"],
                 message["status"],
-                message["reason"],
+                message["reason"] and message["reason"][:_MAX_REASON],
                 grace=message["grace"],
                 first_failure=message["first_failure"],
             )
