@@ -132,7 +132,10 @@ class Member(Supervisor):
             )
 
     def _leader_ended(self) -> bool:
-        """Say whether torchrun has ended and the gang needs this node no more, or has its fate."""
+        """Say whether torchrun has ended well and the gang needs this node no more.
+
+        Where it has failed there may be ranks of it left, and what the gang's fate is ends them as any stop does.
+        """
         if not super()._leader_ended():
             return False
         self._hear()  # each rank's parent told of its end before torchrun could see it
@@ -142,9 +145,7 @@ class Member(Supervisor):
                 self._own = status, outcome
             elif self._gang.fate is None:
                 self._fail(*self._why(status, outcome))
-        if self._succeeded:
-            return self._gang.may_end()
-        return self._gang.fate is not None
+        return self._succeeded and self._gang.may_end()
 
     @property
     def _succeeded(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpulayer.remote import processes
-from tests.host.agent_client import AgentError
+from tests.host.agent_client import AgentError, new_spec
 from tests.host.gangs import TOKEN, Gangs, ends, gangs
 from tests.host.test_crashes import kill, wait_until
 
@@ -83,13 +83,51 @@ def test_a_rank_that_is_killed_is_a_signal_and_its_neighbour_is_stopped(gangs: G
     assert ends(second) == ("cancelled", None, None, why)
 
 
-def test_what_ends_with_the_first_failure_is_labelled_too(gangs: Gangs) -> None:
-    """A rank that sees its peer's end may fail by itself before it is stopped: its own end stays, with the cause."""
-    gang = gangs(2)
-    agents = gang.launch(["sh", "-c", "trap 'exit 3' TERM; echo begun; test $RANK = 0 || exit 7; sleep 1000 & wait"])
-    states = gang.follow(agents)
-    assert ends(states[0]) == ("cancelled", None, None, "stopped because rank 1 on beta failed")
-    assert states[0]["ranks"][0]["reason"] == "stopped because rank 1 on beta failed"
+def test_what_ends_with_the_first_failure_keeps_its_own_end_and_has_the_cause(gangs: Gangs, tmp_path: Path) -> None:
+    """As a rank does that sees its peer's end. Where the hub does not answer in time the node goes by its own word."""
+    gang = gangs(2, processes=2)
+    gate = tmp_path / "gate"
+    agents = gang.launch(["sh", "-c", f"until test -e {gate}; do sleep 0.02; done; test $RANK -lt 2 || exit $RANK"])
+    pid, start = agents[0].record(gang.run(0))["supervisor"]
+    processes.send(pid, start, signal.SIGSTOP)
+    gate.touch()
+    state = agents[1].follow(gang.run(1))[0]
+    processes.send(pid, start, signal.SIGCONT)
+    first = state["first_failure"]["rank"]
+    second = 5 - first
+    assert ends(state) == ("exited", first, None, None)
+    why = f"stopped because rank {first} on beta failed"
+    assert sorted(ranks(state)) == sorted([(first, "exited", first, None, None), (second, "exited", second, None, why)])
+    gang.follow(agents)
+
+
+def test_the_neighbour_of_a_failed_rank_is_asked_to_end_and_has_its_grace(gangs: Gangs, tmp_path: Path) -> None:
+    """Torchrun ends its children in haste, while the hub is still to say what becomes of the gang."""
+    gang = gangs(2, processes=2)
+    gate = tmp_path / "gate"
+    fails = f"until test -e {gate}; do sleep 0.02; done; exit 7"
+    saves = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
+    agents = gang.launch(["sh", "-c", f"if test $RANK = 3; then echo begun; {fails}; fi; {saves}"])
+    gang.wait_for(agents, b"begun")
+    pid, start = agents[0].record(gang.run(0))["supervisor"]
+    processes.send(pid, start, signal.SIGSTOP)
+    gate.touch()
+    state = agents[1].follow(gang.run(1))[0]
+    processes.send(pid, start, signal.SIGCONT)
+    assert ranks(state) == [(2, "exited", 0, None, None), (3, "exited", 7, None, None)]
+    assert gang.log(agents[1], 2).endswith(b"saved\n")
+    gang.follow(agents)
+
+
+def test_the_ranks_of_a_torchrun_that_is_killed_are_asked_to_end(gangs: Gangs) -> None:
+    gang = gangs(1)
+    agent = gang.start(0)
+    saves = "trap 'echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
+    agent.launch(gang.spec(0, ["sh", "-c", saves]), token=TOKEN)
+    gang.wait_for([agent], b"begun")
+    kill(agent.record(gang.run(0))["leader"])
+    assert ends(agent.follow(gang.run(0))[0]) == ("signaled", None, 9, None)
+    assert gang.log(agent, 0).endswith(b"saved\n")
 
 
 def test_a_rank_that_succeeds_early_stops_nobody(gangs: Gangs, tmp_path: Path) -> None:
@@ -98,7 +136,12 @@ def test_a_rank_that_succeeds_early_stops_nobody(gangs: Gangs, tmp_path: Path) -
     agents = gang.launch(["sh", "-c", f"echo begun; test $RANK = 0 || until test -e {go}; do sleep 0.02; done"])
     agents[0].wait_for(gang.run(0), b"begun", "rank-0.log")
     wait_until(lambda: (agents[0].status(gang.run(0)) or {})["ranks"][0]["status"] == "exited")
-    assert (agents[0].status(gang.run(0)) or {})["status"] == "running"  # the others still need the hub
+    pid, start = agents[0].record(gang.run(0))["leader"]
+    wait_until(lambda: processes.start_of(pid) != start)
+    for number in range(2):  # in which time the hub would have ended
+        agents[0].launch(new_spec("true", job=f"other-{number}"))
+        agents[0].follow(new_spec("", job=f"other-{number}")["run"])
+    assert [(agent.status(gang.run(node)) or {})["status"] for node, agent in enumerate(agents)] == ["running"] * 2
     go.touch()
     assert [ends(state) for state in gang.follow(agents)] == [("exited", 0, None, None)] * 2
 
