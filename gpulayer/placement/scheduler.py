@@ -24,7 +24,7 @@ from gpulayer.placement.queue import Queue
 from gpulayer.remote.states import EXITED, FINAL
 from gpulayer.spec.documents import collector_paused
 from gpulayer.spec.identity import asked_python, run_id
-from gpulayer.spec.jobs import DistributedJob, JobSet, JobSpec
+from gpulayer.spec.jobs import JobSet, JobSpec
 from gpulayer.spec.support import Accelerator
 
 # What needs a place; the others have theirs or need none.
@@ -185,7 +185,7 @@ def _line(
         action=action,
         accelerator=accelerator,
         placements=placements,
-        nodes=job.distributed.nodes if isinstance(job, DistributedJob) else None,
+        nodes=job.nodes,
         position=position,
         run=run,
         attempt=attempt,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpulayer.placement.plan import Code, Kind, Refusal
 from gpulayer.placement.rules import Site, arch_of, wants_one_arch
-from gpulayer.spec.jobs import DistributedJob, JobSpec
+from gpulayer.spec.jobs import JobSpec
 from gpulayer.spec.support import Accelerator
 
 
@@ -59,11 +59,7 @@ class Team:
 
 def team_of(job: JobSpec, sites: Sequence[Site | None]) -> Team:
     """Return what a job asks of its hosts together. Of one that does not answer nothing is known, and nothing taken."""
+    nodes = job.nodes or 1
     if not wants_one_arch(job):
-        return Team(nodes_of(job), ("",) * len(sites))
-    return Team(nodes_of(job), [(arch_of(site) if site else None) or "" for site in sites])
-
-
-def nodes_of(job: JobSpec) -> int:
-    """Return how many hosts a job takes at once."""
-    return job.distributed.nodes if isinstance(job, DistributedJob) else 1
+        return Team(nodes, ("",) * len(sites))
+    return Team(nodes, [(arch_of(site) if site else None) or "" for site in sites])

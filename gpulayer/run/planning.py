@@ -137,7 +137,7 @@ def changed_code(plan: Plan, jobs: JobSet, code: Code) -> list[str]:
             changes.append(f"job {name}: is gone")
         elif job.tree != code.hashes[name]:
             changes.append(f"job {name}: its code was changed")
-        elif job.key != code.keys[name]:
+        elif job.key != code.keys[name] or job.nodes != jobs.jobs[name].nodes:
             changes.append(f"job {name}: was changed")
     return changes
 

@@ -170,6 +170,11 @@ class IndependentJob:
         return value  # type: ignore[no-any-return]  # __post_init__ made it a tuple
 
     @property
+    def nodes(self) -> int | None:
+        """How many hosts a gang takes at once; None: the job is no gang."""
+        return None
+
+    @property
     def retry(self) -> Retries:
         """What a number of `retries` means too."""
         value: Any = self.retries
@@ -181,6 +186,11 @@ class DistributedJob(IndependentJob):
     """A gang of ranks under one fate, launched with torchrun."""
 
     distributed: Distributed = field(default_factory=Distributed)
+
+    @property
+    def nodes(self) -> int | None:
+        """How many hosts the gang takes at once."""
+        return self.distributed.nodes
 
     @property
     def processes(self) -> int:

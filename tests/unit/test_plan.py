@@ -16,6 +16,7 @@ from gpulayer.placement.document import from_json, to_json
 from gpulayer.placement.explain import sentence
 from gpulayer.placement.plan import SHOWN, Action, Code, Kind, Plan, stale
 from gpulayer.placement.scheduler import make_plan
+from gpulayer.run import planning
 from gpulayer.spec.schemas import schema
 from gpulayer.spec.support import Accelerator, MemoryKind
 from tests.fleets import (
@@ -195,6 +196,15 @@ def test_a_corrupt_gang_is_refused(name: str) -> None:
     CORRUPT_GANGS[name](document)
     with pytest.raises(StateError, match=r"plan\.jobs\[[01]\]\.placement"):
         from_json(document)
+
+
+def test_a_gang_is_launched_as_large_as_it_is_declared() -> None:
+    document = as_text(plan_of(GANG, GANG_FLEET))
+    jobs = jobs_of(GANG)
+    code = planning.Code(keys=keys_of(jobs), hashes=dict.fromkeys(jobs.jobs, "f" * 64), trees={})
+    assert planning.changed_code(from_json(document), jobs, code) == []
+    document["jobs"][0].update(nodes=1, placement=document["jobs"][0]["placement"][:1])
+    assert planning.changed_code(from_json(document), jobs, code) == ["job gang: was changed"]
 
 
 def test_a_plan_stands_on_every_host_of_a_gang() -> None:
