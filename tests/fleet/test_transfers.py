@@ -173,7 +173,7 @@ def record(name: object, text: str = "x", **fields: object) -> list[Any]:
 
 
 END = [{"ok": True, "files": 1, "bytes": 1, "skipped": 0}, ""]
-BAD_NAMES = ["../x", "/abs", "a/../../x", "a/./x", "a//x", "C:\\x", "C:x", "a\0b", "x" * 256, "d/" * 600 + "x"]
+BAD_NAMES = ["../x", "/abs", "a/../../x", "a/./x", "a//x", "C:\\x", "C:x", "a\\b", "a\0b", "x" * 256, "d/" * 600 + "x"]
 BAD_NAMES += ["a\n\x1b[31m", "", ".", "..", "a\u202eb", "\udcff"]
 
 

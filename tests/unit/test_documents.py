@@ -283,6 +283,8 @@ def test_a_byte_order_mark_alone_is_accepted() -> None:
     assert document.value["a"] == 1
     assert document.problems[0].source == "b: 0755"
     assert document.position(["a"], key=True) == (1, 1)
+    (problem,) = read(b"\xef\xbb\xbfa: 0755").problems
+    assert (problem.line, problem.column, problem.source) == (1, 4, "a: 0755")
 
 
 def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
