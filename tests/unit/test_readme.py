@@ -24,3 +24,13 @@ def test_each_promise_names_the_tests_that_hold_it() -> None:
         named = re.findall(r"\]\((tests/[a-z_/]+\.py)\)", promise)
         assert named
         assert all((ROOT / path).is_file() for path in named)
+
+
+def test_each_step_of_a_jobs_path_names_the_tests_that_hold_it() -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    steps = re.split(r"^## \d+\. ", page, flags=re.MULTILINE)[1:]
+    assert len(steps) == 17
+    for step in steps:
+        named = re.findall(r"\]\(\.\./(tests/[a-z_/]+\.py)\)", step.partition("Held by")[2])
+        assert named, step.splitlines()[0]
+        assert all((ROOT / path).is_file() for path in named), named
