@@ -225,7 +225,7 @@ class Executor:
         """
         if not self._company or not (work.waited or work.busy) or work.run.members:
             return None
-        others = sorted(self._fits(work.shape) - self._gone - {work.run.host})
+        others = sorted(self._fits(work.shape) - self._gone - {work.run.host, *self.links.silent})
         answers = await asyncio.gather(*(told_of(self.links.fleet, host, work.run.run) for host in others))
         found = next((state for state in answers if state is not None), None)
         if found is None:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -149,6 +149,11 @@ class Links:
         for run in await deliver(session, self.reporter.store):
             self.reporter.warn(SENT, run=run)
         return session
+
+    @property
+    def silent(self) -> Collection[str]:
+        """The hosts that did not answer when they were asked last."""
+        return self._lost.keys()
 
     def answered(self, host: str) -> None:
         """Note that a host has answered."""
