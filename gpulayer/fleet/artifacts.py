@@ -23,6 +23,9 @@ MAX_FILES = 100_000
 MAX_NAME = 1024
 MAX_PART = 255
 MAX_SKIPPED = 100_000
+KEPT_SKIPPED = 1000
+"""Of what a host left out, so many are named; the rest is counted, so that a host's words fill no memory."""
+
 KEPT_FREE = 256 * 1024 * 1024
 """Bytes that stay free on the local disk."""
 
@@ -33,7 +36,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What came: regular files and their bytes, and (path, reason) of what the host left out."""
+    """What came: regular files and their bytes, and (path, reason) of what the host left out, the first 1,000."""
 
     files: int
     bytes: int
@@ -115,6 +118,7 @@ class _Writer:
         self.files = 0
         self.bytes = 0
         self._skipped: list[tuple[str, str]] = []
+        self._left_out = 0
         free = os.statvfs(root)
         self._room = free.f_bavail * free.f_frsize - KEPT_FREE
 
@@ -151,7 +155,9 @@ class _Writer:
         """Return the sums. Raises HostError where the host counts otherwise."""
         if self._file is not None or (last.get("files"), last.get("bytes")) != (self.files, self.bytes):
             raise self._bad("ends before all files have come")
-        return Fetched(files=self.files, bytes=self.bytes, skipped=tuple(self._skipped))
+        more = self._left_out - len(self._skipped)
+        rest = [("\N{HORIZONTAL ELLIPSIS}", f"and {more:,} more")] if more else []
+        return Fetched(files=self.files, bytes=self.bytes, skipped=(*self._skipped, *rest))
 
     def _begin(self, name: object, size: object, *, executable: bool) -> None:
         if not isinstance(name, str) or not _harmless(name):
@@ -185,9 +191,11 @@ class _Writer:
         """Keep what the host left out; a file that has begun is taken back."""
         if not isinstance(name, str) or not isinstance(why, str):
             raise self._bad("names no file that it skipped")
-        if len(self._skipped) >= MAX_SKIPPED:
+        if self._left_out >= MAX_SKIPPED:
             raise self._bad(f"skips more than {MAX_SKIPPED} files", fix="name fewer files in `outputs`")
-        self._skipped.append((name[:MAX_NAME], why[:MAX_NAME]))
+        self._left_out += 1
+        if len(self._skipped) < KEPT_SKIPPED:
+            self._skipped.append((name[:MAX_NAME], why[:MAX_NAME]))
         if self._file is not None:
             if name != self._name:
                 raise self._bad("sends a file's parts in disorder")

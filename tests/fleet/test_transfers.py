@@ -215,6 +215,23 @@ async def test_a_file_taken_back_does_not_count(hostile: Host, connect_options: 
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["a"]
 
 
+async def test_of_what_a_host_leaves_out_the_first_are_named_and_all_counted(
+    hostile: Host, connect_options: ConnectOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "KEPT_SKIPPED", 2)
+    monkeypatch.setattr(artifacts, "MAX_SKIPPED", 5)
+    skipped: list[list[Any]] = [[{"skipped": f"f{number}", "why": "w" * 5000}, ""] for number in range(5)]
+    frames = [*skipped, [{"ok": True, "files": 0, "bytes": 0, "skipped": 5}, ""]]
+    async with await open_hostile(hostile, "records", connect_options) as session:
+        fetched = await fetch(session, "x", [json.dumps(frames)], tmp_path / "outputs")
+    assert [name for name, _ in fetched.skipped] == ["f0", "f1", "\u2026"]
+    assert fetched.skipped[-1][1] == "and 3 more"
+    assert len(fetched.skipped[0][1]) == artifacts.MAX_NAME
+    async with await open_hostile(hostile, "records", connect_options) as session:
+        with pytest.raises(HostError, match="skips more than 5 files"):
+            await fetch(session, "x", [json.dumps([*skipped, skipped[0]])], tmp_path / "outputs")
+
+
 async def test_outputs_beyond_the_limits_are_refused(
     hostile: Host, connect_options: ConnectOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,7 +170,7 @@ def test_a_bad_field_is_named() -> None:
         (("devices", 1, "id"), "../../etc", "devices[1].id"),
         (("devices", 1, "select_env"), {"LD_PRELOAD": "/tmp/x.so"}, "devices[1].select_env"),
         (("devices", 0, "compute_capability"), "9.0\n", "devices[0].compute_capability"),
-        (("devices",), [REPORT["devices"][0]] * 500, "devices"),
+        (("devices",), [REPORT["devices"][0] | {"id": f"GPU-{number}"} for number in range(500)], "devices"),
         (("notes",), REPORT["notes"] * 1001, "notes"),
         (("capabilities", 0), "torch\x1b[2J", "capabilities[0]"),
         (("frameworks", 0, "detail", "ops"), {str(n): "ok" for n in range(1001)}, "frameworks[0].detail.ops"),
