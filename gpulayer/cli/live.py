@@ -47,6 +47,7 @@ class Live:
         """Show one event."""
         if event.event == events.SUMMARY:
             self.exit_code = self._judged(ExitCode(event.detail["exit_code"]))
+            event = replace(event, detail={**event.detail, "exit_code": int(self.exit_code)})
         if self._screen.machine:
             self._data(event)
         elif event.event == events.OUTPUT:

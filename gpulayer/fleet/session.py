@@ -43,14 +43,17 @@ class AgentError(GpulayerError):
         """Read the error out of the answer, which is checked: it comes from the host."""
         error = header["error"] if isinstance(header["error"], dict) else {}
         message, fix = error.get("message"), error.get("fix")
-        super().__init__(
-            f"{host}: {told(message) if isinstance(message, str) else 'an error without a message'}",
-            fix=told(fix) if isinstance(fix, str) else None,
-        )
+        self.reason = told(message) if isinstance(message, str) else "an error without a message"
+        super().__init__(f"{host}: {self.reason}", fix=told(fix) if isinstance(fix, str) else None)
         self.host = host
         self.code = str(error.get("code", "unknown"))
         self.error = error
         self.header = header
+
+
+def unable(error: AgentError) -> HostError:
+    """Return an agent's refusal as what it is where nothing can be done without that host."""
+    return HostError(error.host, Stage.PROTOCOL, error.reason, fix=error.fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +230,11 @@ class Session:
                 )
         except TimeoutError:
             raise await self._last_words(patience) from None
-        except BaseException:
+        except BaseException as error:
             self._channel.abort()
             await self._gone.wait()
+            if isinstance(error, AgentError):  # an agent that cannot work there is no host that could be asked
+                raise unable(error) from error
             raise
         self.hello = reply.header
         if not self.closed.done():  # what came behind the answer may have ended the link already

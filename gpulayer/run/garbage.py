@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gpulayer.errors import HostError, Stage
-from gpulayer.fleet.session import AgentError, Fleet, Session
+from gpulayer.errors import HostError
+from gpulayer.fleet.session import AgentError, Fleet, Session, unable
 from gpulayer.run.replies import Reader
 
 GC_SCHEMA: Final = "gpulayer.gc/1"
@@ -63,7 +63,7 @@ async def _collect(host: str, session: Session | HostError, older_than: int, *, 
     except HostError as error:
         return Garbage(host=host, error=str(error))
     except AgentError as error:
-        return Garbage(host=host, error=str(HostError(host, Stage.PROTOCOL, error.message, fix=error.fix)))
+        return Garbage(host=host, error=str(unable(error)))
 
 
 def _read(host: str, reader: Reader) -> Garbage:

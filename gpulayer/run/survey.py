@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpulayer.errors import GpulayerError, HostError, Stage, UsageError
-from gpulayer.fleet.session import AgentError, Fleet, Session
+from gpulayer.fleet.session import AgentError, Fleet, Session, unable
 from gpulayer.gpu.facts import BadReportError, HostFacts, facts_from_report
 from gpulayer.placement.gangs import known_now
 from gpulayer.placement.plan import HostView, KnownRun
@@ -91,7 +91,7 @@ async def _survey(host: Host, session: Session | HostError, question: Question) 
     except HostError as error:
         return _unreached(host, error)
     except AgentError as error:
-        return _unreached(host, HostError(host.name, Stage.PROTOCOL, error.message, fix=error.fix))
+        return _unreached(host, unable(error))
     view = HostView(
         host=host,
         reached=True,

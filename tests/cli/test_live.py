@@ -89,6 +89,8 @@ def test_a_cancelled_job_is_no_failure_of_who_cancels(capfd: pytest.CaptureFixtu
     out, _, code = tell(story, capfd)
     assert "ended: 1 cancelled" in out
     assert code == ExitCode.JOB_FAILED
+    out, _, code = tell(story, capfd, machine=True, cancelling=True)
+    assert (json.loads(out.splitlines()[-1])["exit_code"], code) == (0, ExitCode.OK)
 
 
 def test_nothing_to_do_is_said(capfd: pytest.CaptureFixture[str]) -> None:

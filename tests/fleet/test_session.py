@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
@@ -147,12 +148,20 @@ async def test_a_lost_host_is_reached_again_and_asked_once_by_many(
 
 
 async def test_a_fleet_says_for_each_host_why_it_is_not_reached(
-    plain_host: SshdHost, connect_options: ConnectOptions
+    plain_host: SshdHost, connect_options: ConnectOptions, tmp_path: Path
 ) -> None:
-    hosts = {"good": plain_host.host, "off": dataclasses.replace(plain_host.host, name="off", port=1)}
+    tmp_path.chmod(0o755)
+    hosts = {
+        "good": plain_host.host,
+        "off": dataclasses.replace(plain_host.host, name="off", port=1),
+        "open": dataclasses.replace(plain_host.host, name="open", state_dir=str(tmp_path)),
+    }
     async with Fleet(Inventory(hosts=hosts), connect_options) as fleet:
-        found = await fleet.connect(["off", "good"])
-    assert list(found) == ["off", "good"]
+        found = await fleet.connect(["off", "good", "open"])
+    assert list(found) == ["off", "good", "open"]
     assert isinstance(found["good"], Session)
     assert isinstance(found["off"], HostError)
     assert found["off"].stage is Stage.CONNECT
+    assert isinstance(found["open"], HostError)
+    assert str(found["open"]).startswith("open: protocol: no folder for GPUlayer's state can be used")
+    assert "state_dir" in (found["open"].fix or "")
