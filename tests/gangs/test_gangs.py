@@ -236,6 +236,24 @@ async def test_a_controller_that_dies_between_launches_leaves_nothing_that_runs_
     assert sorted(starts(project).values()) == [1, 1]
 
 
+async def test_two_controllers_that_launch_one_gang_start_it_once(project: Project, tmp_path: Path) -> None:
+    """Neither knows of the other, and both have planned the same."""
+    project.write({"g": gated(project.folder)})
+    release(project)
+    folder = tmp_path / "another-machine" / project.name
+    folder.mkdir(parents=True)
+    for name in ("jobs.yaml", "inventory.yaml"):
+        (folder / name).write_text((project.folder / name).read_text())
+    other = Project(folder=folder, hosts=project.hosts, options=project.options, extra=project.extra)
+    plans = [await one.plan() for one in (project, other)]
+    ends = await asyncio.gather(*(one.apply(plan) for one, plan in zip((project, other), plans, strict=True)))
+    await other.close()
+    assert [summary(events)[0] for events in ends] == [0, 0]
+    assert sorted(starts(project).values()) == [1, 1]
+    assert logs_are_equal(project)
+    assert logs_are_equal(other)
+
+
 async def test_two_gangs_that_want_the_same_hosts_come_one_after_the_other(project: Project, tmp_path: Path) -> None:
     """Two controllers, neither of which knows of the other, and one slot on each host."""
     for name in project.hosts:
