@@ -23,7 +23,7 @@ from gpulayer.remote.failpoints import failpoint
 from gpulayer.run.events import LAUNCHED, SUMMARY, Event, now
 from gpulayer.run.follow import Follower, Links, Reporter
 from gpulayer.run.launch import Busy, Launcher, Rejected, Unwanted, spec_of
-from gpulayer.run.replies import RunState
+from gpulayer.run.replies import RunState, gang_state
 from gpulayer.run.store import Intent, Store
 from gpulayer.run.survey import occupancy, told_of
 from gpulayer.run.work import Outcome, Step, Work, exit_code, launching, outcome_of
@@ -218,20 +218,23 @@ class Executor:
             await self._follow(work)
 
     async def _found_elsewhere(self, work: Work) -> tuple[bool, RunState] | None:
-        """Return an independent run that came out of the queue and that another controller has started elsewhere since.
+        """Return a run that came out of the queue and that another controller has started elsewhere since.
 
         A host starts a run id once, and knows nothing of other hosts. They are asked where anything tells that somebody
         else is at work; of two who ask at the same moment each may be told that nobody has it.
         """
-        if not self._company or not (work.waited or work.busy) or work.run.members:
+        if not self._company or not (work.waited or work.busy):
             return None
-        others = sorted(self._fits(work.shape) - self._gone - {work.run.host, *self.links.silent})
-        answers = await asyncio.gather(*(told_of(self.links.fleet, host, work.run.run) for host in others))
-        found = next((state for state in answers if state is not None), None)
-        if found is None:
+        runs = [part.run for part in work.run.parts]
+        # A gang may have been started on some of these very hosts, and a launch finds it only where it is as a whole.
+        own = set() if work.run.members else {work.run.host}
+        others = sorted(self._fits(work.shape) - self._gone - {*own, *self.links.silent})
+        answers = await asyncio.gather(*(told_of(self.links.fleet, host, runs) for host in others))
+        found = [state for states in answers for state in states]
+        if not found:
             return None
         self._free(work)
-        return False, found
+        return False, gang_state(found) if work.run.members else found[0]
 
     async def _follow(self, work: Work) -> None:
         try:

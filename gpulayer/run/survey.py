@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -172,15 +172,16 @@ async def occupancy(session: Session, project: str) -> Occupancy:
     return Occupancy(holders=reply.table("holders"), slots_held=reply.number("slots_held"))
 
 
-async def told_of(fleet: Fleet, host: str, run: str) -> RunState | None:
-    """Return what a host knows of a run; None where it knows nothing, or does not answer at once."""
+async def told_of(fleet: Fleet, host: str, runs: Sequence[str]) -> list[RunState]:
+    """Return the runs among these that a host knows; none where it does not answer at once."""
     try:
         async with asyncio.timeout(ASIDE_LIMIT):
             session = await fleet.session(host)
-            told = Reader(host, (await session.request("status", runs=[run])).header).get("states")
-        return run_state(host, told[run]) if isinstance(told, Mapping) and told.get(run) is not None else None
+            told = Reader(host, (await session.request("status", runs=list(runs))).header).get("states")
+        known = told if isinstance(told, Mapping) else {}
+        return [run_state(host, known[run]) for run in runs if known.get(run) is not None]
     except (HostError, AgentError, TimeoutError):
-        return None
+        return []
 
 
 def _unreached(host: Host, error: HostError) -> Surveyed:

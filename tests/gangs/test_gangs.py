@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,53 @@ async def test_two_controllers_that_launch_one_gang_start_it_once(project: Proje
     assert sorted(starts(project).values()) == [1, 1]
     assert logs_are_equal(project)
     assert logs_are_equal(other)
+
+
+async def test_a_gang_that_another_controller_starts_while_it_waits_here_is_followed(
+    project: Project, tmp_path: Path
+) -> None:
+    """All hosts are full. Another controller starts the gang on two of them; then the other two come free."""
+    names = list(project.hosts)
+    project.extra = {name: {"max_jobs": 1} for name in names}
+    full = replace(project, folder=tmp_path / f"{project.name}-full", fleets=[])
+    first = replace(
+        project, folder=tmp_path / "first" / project.name, hosts={name: project.hosts[name] for name in names[:2]},
+        extra={name: {"max_jobs": 3} for name in names}, fleets=[],
+    )  # fmt: skip
+    for folder in (full.folder, first.folder):
+        folder.mkdir(parents=True)
+    waits = "until test -e {}; do sleep 0.05; done"
+    full.write({
+        name: {"command": waits.format(full.folder / f"gate-{name in names[:2]}"), "where": {"hosts": [name]}}
+        for name in names
+    })  # fmt: skip
+    for one in (first, project):
+        one.write({"g": gated(project.folder)})
+    await full.apply(detach=True)
+
+    started: list[asyncio.Task[None]] = []
+
+    async def start() -> None:
+        assert summary(await first.apply(detach=True)) == (0, {"running": 1})
+        (full.folder / "gate-False").touch()
+
+    def look(events: list[Event]) -> None:
+        if events[-1].event == "queued" and not started:
+            started.append(asyncio.create_task(start()))
+        elif events[-1].event == "launched":
+            release(project)
+
+    events = await watched(project, look)
+    await started[0]
+    assert summary(events) == (0, {"succeeded": 1})
+    (launched,) = [event for event in events if event.event == "launched"]
+    assert (launched.detail["hosts"], launched.detail["new"]) == (names[:2], False)
+    assert sorted(starts(project).values()) == [1, 1]
+    assert logs_are_equal(project)
+    (full.folder / "gate-True").touch()
+    assert summary(await full.attach(None))[0] == 0
+    for other in (full, first):
+        await other.close()
 
 
 async def test_two_gangs_that_want_the_same_hosts_come_one_after_the_other(project: Project, tmp_path: Path) -> None:
