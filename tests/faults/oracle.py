@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,10 +69,30 @@ class Journal:
                 self.overlaps.append(line)
 
 
+@dataclass(kw_only=True)
+class Records:
+    """What the hosts have written of runs, by run id: their ends, of which there is one or none, and their logs."""
+
+    ends: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    logs: dict[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, hosts: Iterable[PoweredHost]) -> Records:
+        """Read them, each file once: a thousand runs have many. Of what `gc` has removed a tombstone holds the end."""
+        records = cls()
+        for state in [path.parent for host in hosts for path in host.home.rglob("runs")]:
+            ends = {path.stem: path for path in state.glob("done/*.json")}
+            ends |= {path.parent.name: path for path in state.glob("runs/*/exit.json")}
+            for run, path in ends.items():
+                records.ends[run].append(json.loads(path.read_text())["state"])
+            records.logs |= {path.parent.name: path for path in state.glob("runs/*/output.log")}
+        return records
+
+
 def check(projects: Iterable[Project], hosts: Iterable[PoweredHost]) -> Journal:
     """Hold (a) at most one start, (b) no overlap, (c) true verdicts, (e) equal logs, (f) no unproven success."""
     hosts = list(hosts)
-    journal = Journal.of(hosts)
+    journal, records = Journal.of(hosts), Records.of(hosts)
     assert not [run for run, count in journal.starts.items() if count > 1]
     assert not journal.overlaps
     for project in projects:
@@ -83,10 +103,9 @@ def check(projects: Iterable[Project], hosts: Iterable[PoweredHost]) -> Journal:
             fault = contradiction(run, journal)
             assert fault is None, f"{run}: {fault}"
             if run.status == states.EXITED and run.code == 0:
-                proofs = [record["state"] for record in final_records(hosts, run.run)]
-                assert [(proof["status"], proof["code"]) for proof in proofs] == [(states.EXITED, 0)], run
-            if run.run in collected and (there := remote_log(hosts, run.run)) is not None:
-                assert project.local_log(run.run) == there
+                assert [(end["status"], end["code"]) for end in records.ends[run.run]] == [(states.EXITED, 0)], run
+            if run.run in collected and run.run in records.logs:  # else `gc` has removed it
+                assert project.local_log(run.run) == records.logs[run.run].read_bytes()
     return journal
 
 
@@ -99,20 +118,6 @@ def contradiction(run: KnownRun, journal: Journal) -> str | None:
         return "it never started"
     never = run.status == states.FAILED_TO_START or run.reason == "never_started" or run.status == states.QUEUED
     return "it was started" if never and started else None
-
-
-def final_records(hosts: Iterable[PoweredHost], run: str) -> list[dict[str, Any]]:
-    """Return what hosts have written as the end of a run: one has, or none. `gc` leaves a tombstone of it."""
-    found = []
-    for host in hosts:
-        places = (f"runs/{run}/exit.json", f"done/{run}.json")
-        found += [json.loads(path.read_text()) for place in places for path in host.home.rglob(place)][:1]
-    return found
-
-
-def remote_log(hosts: Iterable[PoweredHost], run: str) -> bytes | None:
-    """Return what a run has written on its host; None where `gc` has removed it."""
-    return next((path.read_bytes() for host in hosts for path in host.home.rglob(f"runs/{run}/output.log")), None)
 
 
 def check_nothing_is_left(hosts: Iterable[PoweredHost], limit: float = LIMIT) -> None:
