@@ -46,7 +46,6 @@ _PROVE = 5.0  # seconds in which who has connected must prove to be a node
 _STRANGERS = 64  # connections that have proven nothing yet
 _COMMIT = 30.0  # seconds in which all must have written their intents
 _DECIDE = 2.0  # seconds in which the hub answers what a node proposes as the fate
-_FAREWELL = 2.0  # seconds in which the others take note of the fate
 _PINGS = 12  # in the time of a silence that counts as a loss
 _PATIENCE = 24 * 3600  # seconds that torchrun waits for the other nodes, whose setup may take long; ours ends it before
 _LEAST_SHUTDOWN = 30  # seconds, torch's own default
@@ -306,11 +305,7 @@ class Hub(Gang):
         return self.fate is not None or len(self._ended) == self.nodes - 1
 
     def close(self) -> None:
-        """Wait a moment for those that have yet to read the fate: what is closed too early takes it away from them."""
-        give_up = time.monotonic() + _FAREWELL
-        while self.fate is not None and self._links and time.monotonic() < give_up:
-            self._await(self._links.values(), give_up)
-            self.step()
+        """Besides: give the ports back."""
         super().close()
         self._ports.close()
 

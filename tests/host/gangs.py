@@ -85,6 +85,10 @@ class Gang:
             answer = agent.answer(self.launches[node])[0]
             assert (answer["new"], answer["state"]["status"]) == (True, "running")
 
+    def started(self, node: int) -> bool:
+        """Wait for the answer to a held launch; say whether it has begun."""
+        return "state" in self.agents[node].answer(self.launches[node])[0]
+
     def follow(self, agents: list[AgentClient]) -> list[dict[str, Any]]:
         """The final states."""
         return [agent.follow(self.run(node))[0] for node, agent in enumerate(agents)]

@@ -241,6 +241,22 @@ def test_a_crash_after_the_start_ends_the_gang_and_starts_no_rank_twice(
     assert len(journal(tmp_path)) == len(set(journal(tmp_path)))
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_who_dies_once_the_fate_is_told_takes_nothing_back(gangs: Gangs, node: int) -> None:
+    """The first failure is on node 1: it tells the hub, and the hub tells all."""
+    gang = gangs(2)
+    command = ["sh", "-c", "test $RANK = 0 && exec sleep 1000; exit 7"]
+    for one in range(2):
+        agent = gang.start(one, **({"GL_FAIL": "gang-fate-told:kill:1"} if one == node else {}))
+        gang.hold(one, agent, command)
+    states = [agent.follow(gang.run(one))[0] for one, agent in enumerate(gang.agents) if gang.started(one)]
+    assert ends(states[node]) == ("lost", None, None, "supervisor_died")
+    other = states[1 - node]
+    assert other["first_failure"] == {"rank": 1, "host": "beta", "code": 7, "signal": None}
+    expected = [("cancelled", None, None, "stopped because rank 1 on beta failed"), ("exited", 7, None, None)]
+    assert ends(other) == expected[1 - node]
+
+
 def test_a_launch_that_is_sent_again_while_the_gang_runs_tells_its_state(gangs: Gangs, tmp_path: Path) -> None:
     gang = gangs(2)
     agents = gang.launch(journaled(tmp_path))
