@@ -32,8 +32,9 @@ _LAST_WORDS = 1.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 15.0
 _KEPT = 16 * 1024
-_UNREAD = 2 * 1024 * 1024
-_FRAME = 64
+_UNREAD = 32 * 1024 * 1024
+_FRAME = 400
+_NESTED = 16
 
 
 class AgentError(GpulayerError):
@@ -65,8 +66,9 @@ class Reply:
 
 
 def _size(reply: Reply) -> int:
-    """Return about how many bytes of the link a frame has taken, its payload aside."""
-    return _FRAME + len(repr(reply.header))
+    """Return about how many bytes of memory a frame takes, its payload aside: nested values take the most."""
+    nested = any(isinstance(value, dict | list) for value in reply.header.values())
+    return _FRAME + len(repr(reply.header)) * (_NESTED if nested else 1)
 
 
 class Stream:
@@ -82,7 +84,7 @@ class Stream:
         self._session = session
         self._number = number
         self._frames: collections.deque[Reply] = collections.deque()
-        self._unread = 0  # about how many bytes of headers wait in them
+        self._unread = 0  # about what their headers take
         self._arrived = asyncio.Event()
         self._received = 0
         self._taken = 0
