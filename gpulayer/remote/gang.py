@@ -33,7 +33,7 @@ from gpulayer.remote.wire import RequestError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any, Union
 
     from gpulayer.remote.answers import Answer
@@ -454,7 +454,8 @@ def _refuse_talk(link: Link, peer: str) -> None:
 
 
 @contextlib.contextmanager
-def _names_the_lost(peer: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a Generator, in words that 3.9 lacks
+def _names_the_lost(peer: str) -> Iterator[None]:
+    """Raise what a lost link means before the gang has come together."""
     try:
         yield
     except LinkLostError:

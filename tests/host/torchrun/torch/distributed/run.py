@@ -1,7 +1,7 @@
-"""What torchrun (2.13) does to the processes of a node, without torch: a store's port, sessions, ends, a barrier.
+"""What torchrun (2.13) does to the processes of a node, without torch: a store's port, sessions, signals and ends.
 
-Importing torch takes two seconds of CPU a node. Tests of what surrounds torchrun use this; `test_gangs.py` has others
-that run the real one.
+Importing torch takes two seconds of CPU a node. Tests of what surrounds torchrun use this; one of `test_gangs.py`, and
+those of `tests/gangs`, run the real one.
 """
 
 from __future__ import annotations
