@@ -228,20 +228,23 @@ def _read_refusal(entry: _Node) -> GroupedRefusal:
     if kind not in kinds:
         entry["kind"].refuse(f"is none of {', '.join(kinds)}")
     memory_kind = entry["memory_kind"].maybe(lambda node: node.word(MemoryKind))
-    return GroupedRefusal(
-        hosts=entry["hosts"].texts(),
-        refusal=Refusal(
-            code=entry["code"].word(Code),
-            kind=kinds[kind],
-            accelerator=entry["accelerator"].maybe(_Node.text),
-            device=entry["device"].maybe(_Node.text),
-            needed=entry["needed"].value,
-            found=entry["found"].value,
-            memory_kind=memory_kind.value if memory_kind else None,
-            about=entry["about"].maybe(lambda node: node.word(Code)),
-            fix=entry["fix"].maybe(_Node.text),
-        ),
+    refusal = Refusal(
+        code=entry["code"].word(Code),
+        kind=kinds[kind],
+        accelerator=entry["accelerator"].maybe(_Node.text),
+        device=entry["device"].maybe(_Node.text),
+        needed=entry["needed"].value,
+        found=entry["found"].value,
+        memory_kind=memory_kind.value if memory_kind else None,
+        about=entry["about"].maybe(lambda node: node.word(Code)),
+        fix=entry["fix"].maybe(_Node.text),
     )
+    try:
+        sentence(refusal)
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
+        # Each code has its own kinds of values, and its sentence is what they are for.
+        entry.refuse(f"has a 'needed' and a 'found' that do not go with the code {refusal.code.value!r}")
+    return GroupedRefusal(hosts=entry["hosts"].texts(), refusal=refusal)
 
 
 STARTED: Final = frozenset({Action.RUN, Action.RETRY})

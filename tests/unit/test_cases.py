@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gpulayer.errors import StateError
+from gpulayer.placement.document import from_json, to_json
 from gpulayer.spec.jobs import load_jobs
 from tests.fleets import plan_json, views_of
 from tests.oracle import judge
+from tests.unit.test_facts import places, put
 
 CASES = Path(__file__).parents[1] / "cases"
 FLEET = json.loads((CASES / "fleet.json").read_text())
@@ -42,3 +47,36 @@ def test_every_case_has_an_expectation(plan: dict[str, Any]) -> None:
 def test_the_judge_has_nothing_against_it(plan: dict[str, Any]) -> None:
     jobs = yaml.safe_load((CASES / "jobs.yaml").read_text())
     assert judge(plan, FLEET, jobs) == []
+
+
+STRANGE: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    10**30,
+    1e308,
+    "",
+    "a",
+    "\ud800",
+    [],
+    {},
+    [1],
+    [[]],
+    {"a": 1},
+    {"any_of": 1},
+    {"from": "a", "to": 1},
+]
+
+
+@given(st.data())
+def test_an_edited_plan_is_refused_with_its_place_or_can_be_shown(plan: dict[str, Any], data: st.DataObject) -> None:
+    part = data.draw(st.sampled_from(["jobs", "hosts", "shapes"]))
+    path = data.draw(st.sampled_from([(part, *below) for below in places(plan[part])]))
+    edited = put(plan, path, data.draw(st.sampled_from(STRANGE)))
+    told, shown = "", None
+    try:
+        shown = to_json(from_json(edited))
+    except StateError as error:
+        told = error.message
+    assert told.startswith("plan.") or json.dumps(shown, allow_nan=False)
