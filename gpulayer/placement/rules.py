@@ -26,6 +26,9 @@ UNDECIDED_STATUS: Final = frozenset({"timeout", "not_probed"})
 FAILED_OPS: Final = frozenset({"unsupported", "wrong", "crashed"})
 
 
+NO_DOUBLE: Final = "use `accelerator: cpu`, or float32 and complex64; PYTORCH_ENABLE_MPS_FALLBACK=1 does not help"
+
+
 # A host whose report lists no CPU device has one all the same.
 CPU_DEVICE: Final = Device(id="cpu:0", accelerator=Accelerator.CPU, index=0, health="ok")
 
@@ -381,7 +384,7 @@ def dtype(job: JobSpec, accelerator: Accelerator, device: Device, site: Site) ->
             accelerator=accelerator,
             device=device.id,
             needed=never,
-            fix="use `accelerator: cpu`, or float32 and complex64; PYTORCH_ENABLE_MPS_FALLBACK=1 does not help",
+            fix=NO_DOUBLE,
         )
     fact = site.facts.frameworks.get(job.framework) if job.framework else None
     if fact is None or not _tried_on(device, fact, site.facts):

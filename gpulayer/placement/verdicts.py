@@ -11,6 +11,7 @@ from gpulayer.placement.rules import (
     ACCELERATOR_RULES,
     DEVICE_RULES,
     HOST_RULES,
+    NO_DOUBLE,
     SITE_RULES,
     Site,
     cpus_taken,
@@ -24,7 +25,7 @@ from gpulayer.placement.rules import (
 from gpulayer.spec.identity import asked_python
 from gpulayer.spec.inventory import Host
 from gpulayer.spec.jobs import JobSpec
-from gpulayer.spec.support import Accelerator
+from gpulayer.spec.support import NEVER_DTYPES, Accelerator
 
 # The probe's notes after which the absence of a device proves nothing.
 UNSURE: Final = {
@@ -189,12 +190,7 @@ def _absent(job: JobSpec, site: Site) -> list[Refusal]:
     if unsure:
         fix = "the probe could not tell whether there is such a device: see the host's notes with `gpulayer probe`"
         return [undecided(Code.ACCELERATOR, accelerator=accelerator, needed=wanted, fix=fix) for accelerator in unsure]
-    return [
-        Refusal(
-            code=Code.ACCELERATOR,
-            kind=Kind.NEVER,
-            needed=wanted,
-            found=sorted(site.devices),
-            fix="add a host that has one, or another word to the job's `accelerator` if the program runs there",
-        )
-    ]
+    fix = "add a host that has one, or another word to the job's `accelerator` if the program runs there"
+    if all(NEVER_DTYPES.get(word, frozenset()).intersection(job.resources.dtypes) for word in job.accelerators):
+        fix = f"no host that has one would do, for the job's dtypes: {NO_DOUBLE}"
+    return [Refusal(code=Code.ACCELERATOR, kind=Kind.NEVER, needed=wanted, found=sorted(site.devices), fix=fix)]

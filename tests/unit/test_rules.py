@@ -291,6 +291,12 @@ def test_sentence(name: str) -> None:
     assert sentence(refusals(job, one, **known)[0]) == SENTENCES[name]
 
 
+def test_no_host_is_advised_for_a_double_that_none_of_the_jobs_accelerators_has() -> None:
+    assert "accelerator: cpu" in (only(on("mps", dtypes=["float64"]), BOX).fix or "")
+    assert "add a host" in (only(on("mps", dtypes=["float32"]), BOX).fix or "")
+    assert "add a host" in (only(on(["mps", "rocm"], dtypes=["float64"]), BOX).fix or "")
+
+
 def test_memory_refusals_on_unified_devices_say_so_and_the_fix_of_double_names_the_cpu() -> None:
     for name, (job, one, known, code, _) in CASES.items():
         refusal = refusals(job, one, **known)[0]
