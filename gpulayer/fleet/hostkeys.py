@@ -96,8 +96,11 @@ class HostKeys:
                     ) from error
         return known
 
-    def remember(self, host: str, trust: Trust, key: SSHKey) -> None:
-        """Write a key that was accepted and proven to the first file. Raises HostError where that fails."""
+    def remember(self, host: str, trust: Trust, key: SSHKey) -> bool:
+        """Write a key that was accepted and proven to the first file; False where it is there by now.
+
+        Several connections may meet one new server at the same time. Raises HostError where writing fails.
+        """
         path = self.paths[0]
         line = f"{trust.pattern} {key.export_public_key('openssh').decode().split(' ', 2)[0]} {_blob(key)}\n"
         try:
@@ -105,12 +108,14 @@ class HostKeys:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with open(descriptor, "r+b") as file:  # noqa: PTH123  # opened by descriptor
                 old = file.read()
-                if line.encode() not in old:
+                is_new = line.encode() not in old
+                if is_new:
                     file.write((b"\n" if old and not old.endswith(b"\n") else b"") + line.encode())
         except OSError as error:
             raise HostError(host, Stage.HOST_KEY, f"cannot write the new key to {path} ({error.strerror})") from error
         if self._known is not None:
             self._known.load(line)
+        return is_new
 
 
 def _blob(key: SSHKey) -> str:

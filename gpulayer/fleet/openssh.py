@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.process import login_environment, start_process
 from gpulayer.fleet.shipment import REMOTE_COMMAND
-from gpulayer.fleet.sshconfig import check_name, config_words
+from gpulayer.fleet.sshconfig import check_name, config_words, home_path
 from gpulayer.fleet.transport import Channel, ConnectOptions, DroppedError, Receiver
 from gpulayer.spec.inventory import Host
 
@@ -96,7 +96,7 @@ class OpenSshTransport:
             return None
         # What the server made ssh say may be anything. Its lines are looked at one by one: a pattern that may begin
         # anywhere takes seconds for a long one.
-        lines = [line.strip(" @")[:300] for line in stderr.decode(errors="replace").splitlines()]
+        lines = [line.strip(" @").rstrip(".")[:300] for line in stderr.decode(errors="replace").splitlines()]
         lines = [line for line in lines if line and not line.startswith("debug1:")]
         said = lines[-1] if lines else "it says nothing"
         if any(map(_DROPPED.search, lines)):
@@ -144,7 +144,8 @@ class OpenSshTransport:
         words += [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
         words += ["-p", str(host.port)] if host.port else []
         words += ["-l", host.user] if host.user else []
-        words += ["-i", host.identity_file, "-o", "IdentitiesOnly=yes"] if host.identity_file else []
+        # ssh itself takes `~` for the account's home, whatever $HOME says.
+        words += ["-i", str(home_path(host.identity_file)), "-o", "IdentitiesOnly=yes"] if host.identity_file else []
         if host.jump:
             jump = self._hosts.get(host.jump) or Host(name=host.jump)
             way = [word.replace("%", "%%") for word in self._words(jump, depth + 1)]

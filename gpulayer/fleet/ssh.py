@@ -177,6 +177,5 @@ class SshTransport:
 
     def _accept(self, host: str, trust: Trust, key: asyncssh.SSHKey) -> None:
         """Keep a new key, now that the server has proven that it holds it."""
-        if self._options.accept_new is not None:
+        if self._host_keys.remember(host, trust, key) and self._options.accept_new is not None:
             self._options.accept_new(trust.pattern, f"{key.get_algorithm()} {key.get_fingerprint()}")
-        self._host_keys.remember(host, trust, key)

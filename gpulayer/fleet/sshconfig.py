@@ -91,7 +91,7 @@ async def resolve(host: Host, hosts: Mapping[str, Host], options: ConnectOptions
 
     def paths(key: str) -> tuple[Path, ...]:
         words = [word for word in config.get(key, []) if word.lower() != "none"]
-        return tuple(_home_path(_expand(word, tokens)) for word in words)
+        return tuple(home_path(_expand(word, tokens)) for word in words)
 
     if host.jump:
         jumps = [_inventory_jump(host, hosts, host.jump)]
@@ -104,7 +104,7 @@ async def resolve(host: Host, hosts: Mapping[str, Host], options: ConnectOptions
         user=user,
         key_name=one("hostkeyalias") or address,
         pin=host.host_key,
-        identity=_home_path(host.identity_file) if host.identity_file else None,
+        identity=home_path(host.identity_file) if host.identity_file else None,
         identities=paths("identityfile") or tuple(Path.home() / ".ssh" / name for name in _DEFAULT_KEYS),
         certificates=paths("certificatefile"),
         only_identities=one("identitiesonly") == "yes",
@@ -140,11 +140,12 @@ def _agent_socket(config: dict[str, list[str]], tokens: dict[str, str], options:
         return None
     if value.startswith("$"):
         return os.environ.get(value[1:].strip("{}"))
-    return str(_home_path(_expand(value, tokens)))
+    return str(home_path(_expand(value, tokens)))
 
 
-def _home_path(word: str) -> Path:
-    return Path(word).expanduser()
+def home_path(word: str) -> Path:
+    """Return a path of the inventory or of ssh, whose `~` is $HOME. What names an unknown user stays as it is."""
+    return Path(os.path.expanduser(word))  # noqa: PTH111  # Path's own raises there
 
 
 def _expand(word: str, tokens: dict[str, str]) -> str:

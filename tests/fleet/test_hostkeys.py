@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpulayer.errors import Stage
-from gpulayer.spec.inventory import TransportKind
+from gpulayer.fleet.session import Fleet, Session
+from gpulayer.fleet.transport import ConnectOptions
+from gpulayer.spec.inventory import Inventory, TransportKind
 from tests.fleet.conftest import Failure, Greet
 from tests.sshd import Farm, SshdHost, keygen, known_hosts_line
 
@@ -59,6 +61,31 @@ async def test_a_new_key_is_shown_and_written_once_when_asked(
     if transport is TransportKind.SSH:
         assert line.split()[0] == expected[0]
     assert await greet(target, known_hosts=(known_hosts,))
+
+
+async def test_a_new_key_that_two_connections_meet_is_shown_once(
+    host: SshdHost, connect_options: ConnectOptions, known_hosts: Path
+) -> None:
+    shown: list[tuple[str, str]] = []
+    options = dataclasses.replace(
+        connect_options, known_hosts=(known_hosts,), accept_new=lambda *seen: shown.append(seen)
+    )
+    behind = dataclasses.replace(host.host, name="behind", jump=host.host.name)
+    inventory = Inventory(hosts={one.name: one for one in (host.host, behind)})
+    async with Fleet(inventory, options) as fleet:
+        answers = await fleet.connect(list(inventory.hosts))
+    assert all(isinstance(answer, Session) for answer in answers.values())
+    assert len(shown) == len(known_hosts.read_text().splitlines()) == 1
+
+
+@BOTH
+async def test_the_home_of_an_identity_file_is_the_controllers(
+    host: SshdHost, greet: Greet, monkeypatch: pytest.MonkeyPatch, transport: TransportKind
+) -> None:
+    assert host.host.identity_file
+    identity = Path(host.host.identity_file)
+    monkeypatch.setenv("HOME", str(identity.parent))
+    assert await greet(dataclasses.replace(host.host, transport=transport, identity_file=f"~/{identity.name}"))
 
 
 @BOTH
