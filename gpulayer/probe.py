@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -27,8 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [name.strip() for name in options.frameworks.split(",") if name.strip()]
     if unknown := [name for name in names if name not in FRAMEWORKS]:
         parser.error(f"--frameworks: {unknown[0]!r} is not one of {', '.join(FRAMEWORKS)}")
-    json.dump(probe(options.python, names, deep=options.deep), sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    report = json.dumps(probe(options.python, names, deep=options.deep), indent=2)
+    try:
+        sys.stdout.write(report + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader that has gone (`| head`) is no fault, and must not become one at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

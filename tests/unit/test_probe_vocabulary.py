@@ -108,6 +108,16 @@ def test_the_command_prints_one_document_and_needs_nothing_installed() -> None:
     assert (report["schema"], report["frameworks"]) == ("gpulayer.probe/1", [])
 
 
+def test_a_reader_of_the_command_that_leaves_is_no_fault() -> None:
+    program = [sys.executable, "-S", "-m", "gpulayer.probe", "--frameworks", ""]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
 def test_the_command_refuses_a_framework_that_it_does_not_know() -> None:
     answer = command("--frameworks", "tensorflow")
     assert answer.returncode == 2
