@@ -55,9 +55,16 @@ def _show(screen: Screen, answers: Sequence[Garbage], *, removed: bool) -> None:
         if answer.error:
             screen.say(answer.error, "bad")
             continue
-        verb = "removed" if removed else "to be removed"
-        stays = f"{many(answer.live, 'run')} live, {answer.young} too young"
-        code = f"{many(answer.code_count, 'file')} of code that no run needs ({size(answer.code_bytes)})"
-        screen.say(f"{answer.host}: {verb}: {many(answer.count, 'run')} ({size(answer.bytes)}), {code}; stays: {stays}")
+        screen.say(f"{answer.host}: {_summary(answer, 'removed' if removed else 'to be removed')}")
         if answer.code_busy:
             screen.note(f"{answer.host}: code was left alone: a job is being launched there", "warn")
+
+
+def _summary(answer: Garbage, verb: str) -> str:
+    """Return what goes from a host and what stays there, without what there is none of."""
+    goes = [f"{many(answer.count, 'run')} ({size(answer.bytes)})"] if answer.count else []
+    if answer.code_count:
+        goes.append(f"{many(answer.code_count, 'file')} of code that no run needs ({size(answer.code_bytes)})")
+    kept = ((answer.live, "live"), (answer.young, "too young"))
+    stays = [f"{many(count, 'run')} {why}" for count, why in kept if count]
+    return f"{verb}: {', '.join(goes) or 'nothing'}" + (f"; stays: {', '.join(stays)}" if stays else "")

@@ -28,6 +28,7 @@ def show_hosts(screen: Screen, views: Sequence[HostView]) -> None:
     if tried := [row for name, facts in known for row in _tried(name, facts)]:
         screen.say()
         screen.show(table(("HOST", "TRIED", "WORKED", "DID NOT"), tried))
+    _show_shared(screen, views)
     for severity, text in _notes(known):
         screen.say(screen.wrapped(text, "  "), SEVERITIES[severity])
     for view in views:
@@ -62,6 +63,19 @@ def show_holders(screen: Screen, views: Sequence[HostView]) -> None:
     ]
     rows += [(view.host.name, "-", f"not reached: {why_unreached(view)}") for view in views if not view.reached]
     screen.show(table(("HOST", "DEVICE", "HELD BY"), rows))
+    _show_shared(screen, views)
+
+
+def _show_shared(screen: Screen, views: Sequence[HostView]) -> None:
+    """Say which names are one machine: a job that runs under one of them takes room from the others."""
+    machines: dict[tuple[str, str], list[str]] = {}
+    for view in views:
+        if view.domain is not None:
+            machines.setdefault(view.domain, []).append(view.host.name)
+    for names in machines.values():
+        if len(names) > 1:
+            text = f"info: {folded(names)}: These are names of one machine, which share its devices and slots."
+            screen.say(screen.wrapped(text, "  "), "faint")
 
 
 def _devices(name: str, facts: HostFacts) -> Iterator[tuple[str, ...]]:

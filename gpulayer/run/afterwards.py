@@ -22,6 +22,7 @@ from gpulayer.run.replies import Reader, run_state
 from gpulayer.run.store import Store
 from gpulayer.run.survey import Question, new_here, survey
 from gpulayer.run.work import Step, Work, outcome_of, why_unknown
+from gpulayer.spec.schemas import suggestion
 
 STATUS_SCHEMA: Final = "gpulayer.status/1"
 ASKED_AT_ONCE: Final = 1000  # run ids in one question: a frame's header holds them
@@ -200,7 +201,9 @@ async def _runs_of(store: Store, fleet: Fleet, job: str, project: str | None) ->
             )  # fmt: skip
     if not runs:
         raise UsageError(
-            f"no run of {job!r} is known" + (f" in project {project}" if project else ""),
+            f"no run of {job!r} is known"
+            + (f" in project {project}" if project else "")
+            + suggestion(job, sorted({run.job for run in store.runs(project)})),
             fix="`gpulayer status` shows the runs that are; `gpulayer plan FILE` turns to the jobs of another file",
         )
     return runs
@@ -219,7 +222,7 @@ def part_with(run: KnownRun, rank: int) -> KnownRun:
         if rank in {end.rank for end in part.ranks}:
             return part
     ranks = sorted(end.rank for part in run.parts for end in part.ranks)
-    there = f"its ranks are {ranks[0]} to {ranks[-1]}" if ranks else "it has no ranks: it is no distributed job"
+    there = f"its ranks are {ranks[0]} to {ranks[-1]}" if ranks else "it is no distributed job"
     if run.nodes is not None and not ranks:
         there = "none of its ranks has begun"
     raise UsageError(f"{run.job} has no rank {rank}: {there}", fix="leave --rank out")
@@ -240,6 +243,9 @@ class Afterwards:
 
     async def cancel(self, runs: Sequence[KnownRun], *, grace: float | None) -> None:
         """Drop what waits, cancel what runs, and wait for each verified end. `grace` is seconds, None the job's."""
+        for run in runs:
+            if run.status in states.FINAL:
+                self.reporter.warn("it had ended before: nothing was cancelled", run=run)
         self.store.drop(run.run for run in runs)
         follower = self._follower()
         # Another process may have launched meanwhile what was waiting: how each run stands is read once more.

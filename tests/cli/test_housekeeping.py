@@ -53,6 +53,7 @@ def test_it_shows_first_and_removes_what_was_agreed_to(ended: Commander) -> None
     host = old(ended)
     assert (host["removed"], host["count"], host["error"]) == (False, 2, None)
     assert sorted(run["job"] for run in host["runs"]) == ["bad", "good"]
+    assert ended("gc").out == "here: to be removed: nothing; stays: 2 runs too young\n"
     piped = ended("gc", "--older-than", "0s")
     assert (piped.code, "to be removed: 2 runs" in piped.out) == (0, True)
     assert "--yes" in piped.err

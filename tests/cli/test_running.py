@@ -100,6 +100,10 @@ def test_a_story_from_plan_to_fetch(story: Commander) -> None:
     assert "slots taken" in story("status", "--hosts").out
     assert story("status", "--hosts", "--json").json()["hosts"][0]["name"] == "here"
     assert story("logs", "nobody").code == 2
+    assert "(did you mean 'good'?)" in story("logs", "godo").err
+    assert "good has no rank 1: it is no distributed job" in story("logs", "good", "--rank", "1").err
+    ended = story("cancel", "good")
+    assert (ended.code, "good: it had ended before: nothing was cancelled" in ended.err) == (0, True)
 
 
 def test_where_nothing_was_applied_hosts_are_asked(story: Commander) -> None:
@@ -111,6 +115,16 @@ def test_where_nothing_was_applied_hosts_are_asked(story: Commander) -> None:
     nowhere = story("status")
     assert (nowhere.code, nowhere.out) == (2, "")
     assert "nothing was applied here" in nowhere.err
+
+
+def test_names_of_one_machine_are_told(story: Commander) -> None:
+    one, two = (
+        f"{{transport: local, lease_dir: {story.home}/leases, state_dir: {story.home}/{name}}}" for name in ("1", "2")
+    )
+    story.write("inventory.yaml", f"version: 1\nhosts:\n  one: {one}\n  two: {two}\n")
+    told = "info: one, two: These are names of one machine, which share its devices and slots."
+    assert told in story("status", "--hosts").out
+    assert told in story("probe", "--framework", "torch").out
 
 
 def test_json_of_apply_is_one_event_a_line_and_nothing_else(story: Commander) -> None:
@@ -185,6 +199,7 @@ def test_detach_returns_and_cancel_ends_what_runs(story: Commander) -> None:
     cancelled = story("cancel", "late")
     assert cancelled.code == 0
     assert "late: cancelled" in cancelled.err
+    assert "had ended before" not in cancelled.err
     assert cancelled.out.endswith("done: 1 cancelled\n")
     assert statuses(story)["late"] == ("cancelled", None)
     assert story("cancel").code == 2
