@@ -276,7 +276,8 @@ class Executor:
             self._free(work)
         elif self._waiting:
             for part in work.run.parts:
-                await self._ask(part.host)  # a run that an earlier command started: the host knows what it held
+                if part.host in self.views:
+                    await self._ask(part.host)  # a run that an earlier command started: the host knows what it held
         if work.may_retry:
             work.next_attempt()
             self.store.take(self.project, [work.run])
@@ -352,9 +353,11 @@ class Executor:
             self._wake.set()
 
     def _lose(self, host: str) -> None:
-        """Give a host up: to what waits, all that it has is taken."""
+        """Give a host up: to what waits, all of it is taken; one that never answered offers nothing as it is."""
+        view = self.views.get(host)
+        if view is None:
+            return
         self._gone.add(host)
-        view = self.views[host]
         seen = [facts for facts in (view.facts, *view.pythons.values()) if facts is not None]
         devices = (device.id for facts in seen for device in facts.devices)
         self.packing.observe(replace(view, holders=dict.fromkeys(devices, GONE), slots_held=MANY))

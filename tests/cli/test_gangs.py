@@ -68,3 +68,34 @@ def test_what_is_removed_from_the_hosts_is_known_all_the_same(gangs: Commander) 
     assert [run["job"] for run in removed["hosts"][0]["runs"]] == ["bad", "good"]
     again = gangs("apply", "jobs.yaml", "--yes", "--json")
     assert again.events()[-1]["counts"] == {"up_to_date": 1, "failed": 1}
+
+
+def test_a_gang_one_of_whose_hosts_is_silent_is_unknown_until_it_answers(gangs: Commander) -> None:
+    def host(name: str) -> str:
+        home = gangs.home / name
+        return f"transport: local, lease_dir: {home}-leases, state_dir: {home}, max_jobs: 1, python: {sys.executable}"
+
+    def inventory(beta: str) -> None:
+        entries = {"alpha": host("alpha"), "beta": beta, "gamma": host("gamma")}
+        lines = [f"  {name}: {{{entry}}}\n" for name, entry in entries.items()]
+        gangs.write("inventory.yaml", f"version: 1\nhosts:\n{''.join(lines)}")
+
+    def ends(*words: str) -> dict[str, int]:
+        counts: dict[str, int] = gangs(*words, "--json").events()[-1]["counts"]
+        return counts
+
+    inventory(host("beta"))
+    gate = gangs.folder / "gate"
+    command = f"until test -e {gate}; do sleep 0.02; done; echo rank $RANK"
+    defaults = f"defaults: {{timeout: 1m, env: {{PYTHONPATH: {STAND_IN}}}, distributed: {{nodes: 2}}}}"
+    pair = f'{{command: "{command}", where: {{hosts: [alpha, beta]}}}}'
+    gangs.write("jobs.yaml", f"version: 1\n{defaults}\njobs:\n  pair: {pair}\n  next: {{command: echo}}\n")
+    assert ends("apply", "jobs.yaml", "--yes", "--detach") == {"running": 1, "queued": 1}
+    gate.touch()
+    inventory("port: 1, address: 127.0.0.1")
+    assert ends("apply", "jobs.yaml", "--yes") == {"unknown": 1, "succeeded": 1}
+    run = next(one for one in gangs("status", "--json").json()["runs"] if one["job"] == "pair")
+    assert (run["status"], [node["status"] for node in run["nodes"]]) == ("unknown", ["exited", "unknown"])
+    inventory(host("beta"))
+    assert ends("apply", "jobs.yaml", "--yes") == {"up_to_date": 2}
+    assert "pair/1 | rank 1" in gangs("logs", "pair").out
