@@ -13,6 +13,13 @@ SHORTEST = 4
 
 HIDDEN = "***"
 
+WORDS = frozenset(
+    ("schema", "event", "at", "created_at", "project", "job", "run", "host", "name", "key", "shape", "status", "action")
+)
+"""Keys of JSON documents whose texts are our own words, or names of documents and numbers made of them.
+
+A secret that is a word, such as `prod`, must not change them."""
+
 
 class Masks:
     """Hides values, and each line of those that have several."""
@@ -42,11 +49,13 @@ class Masks:
         return data
 
     def value(self, value: Any) -> Any:  # noqa: ANN401  # any JSON value
-        """Return a JSON value without the values in its texts."""
+        """Return a JSON value without the values in its texts; words that programs go by stay."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.text(key): self.value(item) for key, item in value.items()}
+            return {
+                key: item if key in WORDS and isinstance(item, str) else self.value(item) for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self.value(item) for item in value]
         return value

@@ -142,6 +142,15 @@ def test_secrets_are_masked_in_what_people_see(capfd: pytest.CaptureFixture[str]
         assert "line-two" not in shown
 
 
+def test_a_secret_that_is_a_word_changes_none_that_programs_go_by(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(machine=True, color=False)
+    screen.hide(["exited", "train", "h200"])
+    Live(screen).show(event("exited", code=0, reason="train exited"))
+    told = json.loads(capfd.readouterr().out)
+    assert (told["event"], told["job"], told["host"]) == ("exited", "train", "h200")
+    assert told["reason"] == "*** ***"
+
+
 @pytest.mark.parametrize("cut", range(1, 30))
 def test_a_secret_in_json_is_masked_wherever_its_bytes_are_cut(capfd: pytest.CaptureFixture[str], cut: int) -> None:
     data = b"a hunter22, line-one\nline-two hunt"
