@@ -116,7 +116,7 @@ class Live:
                 self._screen.lines(self._outputs.pop(log).end())
         if event.detail.get("node") is not None:  # the gang's own status says how its nodes stand
             if over:
-                self._left(event, f"{job} on {event.host}")
+                self._left(event, f"{job} on {event.host}", asked=self._cancelling)
             return
         devices = ", ".join(event.detail.get("devices") or ())
         hosts = " + ".join(event.detail.get("hosts") or ()) or event.host or ""
@@ -125,16 +125,16 @@ class Live:
             self._ends[job] = event
             if not event.detail.get("up_to_date"):
                 self._screen.note(f"{job}: {event_words(event)}", self._style(event))
-                self._left(event, job)
+                self._left(event, job, asked=event.event in STOPPED)
         elif event.event == states.RUNNING:
             if run not in self._launched:
                 self._screen.note(f"{job}: running on {self._places[run]}")
         elif event.event != states.LAUNCHING and (event.event != states.QUEUED or event.detail.get("reason")):
             self._screen.note(f"{job}: {event_words(event)}", self._style(event))
 
-    def _left(self, event: Event, whose: str) -> None:
+    def _left(self, event: Event, whose: str, *, asked: bool) -> None:
         left = event.detail.get("left")
-        if left and (event.event in STOPPED or not is_clean(left)):
+        if left and (asked or not is_clean(left)):
             self._screen.note(f"{whose}: {left_words(left)}", "faint" if is_clean(left) else "warn")
 
     def _summary(self, event: Event) -> None:

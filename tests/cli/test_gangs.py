@@ -35,6 +35,7 @@ def test_each_rank_has_its_lines_its_log_and_its_end(gangs: Commander) -> None:
         assert line in applied.out.splitlines()
     assert "bad: exited 7: rank 1 on here failed first" in applied.err
     assert "good: exited 0" in applied.err.splitlines()
+    assert "is left" not in applied.err
     assert "1 succeeded, 1 failed" in applied.out + applied.err
 
     status = gangs("status")
