@@ -63,8 +63,9 @@ def dangers(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
         elif isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
             yield node.lineno, node.attr
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in FUNCTIONS:
-            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if (name := f"{node.value.id}.{node.attr}") in FUNCTIONS:
+                yield node.lineno, name
         elif isinstance(node, ast.keyword) and node.arg == "shell":
             yield node.value.lineno, "shell=True"
 
