@@ -33,6 +33,7 @@ _CHUNK = 1024 * 1024
 # A file that was changed just before it was hashed may change again within the same tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
 _SHOWN = 10
+_ENTRY = 5  # of a file that was hashed: size, two times, inode, sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +253,7 @@ class _Hashes:
             return {}
         try:
             known = json.loads(self._cache.read_text(encoding="ascii"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
-        return known if isinstance(known, dict) else {}
+        entries = known.items() if isinstance(known, dict) else ()
+        return {path: entry for path, entry in entries if isinstance(entry, list) and len(entry) == _ENTRY}

@@ -191,9 +191,9 @@ def test_a_file_hashed_right_after_a_change_is_read_again(tmp_path: Path) -> Non
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff", "[" * 100_000, '{"PATH": 5}', '{"PATH": []}'], ids=len)
 def test_a_damaged_cache_costs_only_time(tmp_path: Path, text: str) -> None:
     root, cache = tmp_path / "root", tmp_path / "hashes.json"
     write(root, a="a")
-    cache.write_text(text)
+    cache.write_text(text.replace("PATH", str(root / "a")))
     assert tree_of(root, cache=cache).hash == tree_of(root).hash
