@@ -128,6 +128,8 @@ def _rank(text: str) -> int:
 
 
 def _asking(command: _Command) -> None:
+    command("init", "write inventory.yaml: the hosts of ~/.ssh/config and this machine", "gpulayer init")
+
     validate = command(
         "validate",
         "check documents without touching a host",
@@ -179,6 +181,9 @@ def _planning(command: _Command) -> None:
     )
     plan.add_argument("--retry-failed", action="store_true", help="also run again what failed before")
     plan.add_argument("--all", action="store_true", help="show every job and host, however many (gpulayer plan --all)")
+
+    why = command("why", "show why a job is where it is, or what would have to change", "gpulayer why train")
+    why.add_argument("job", metavar="JOB", help="a job of the last plan (gpulayer why train)")
 
     apply = command(
         "apply", "carry out the plan and follow it to the end", "gpulayer apply jobs.yaml --yes", _connecting(), fresh

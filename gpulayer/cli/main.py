@@ -12,11 +12,13 @@ from gpulayer.cli import arguments
 
 # Each command is a function of this name in a module that is imported only when the command runs.
 COMMANDS = {
+    "init": "beginning",
     "validate": "offline",
     "schema": "offline",
     "matrix": "offline",
     "probe": "planning",
     "plan": "planning",
+    "why": "planning",
     "apply": "running",
     "attach": "running",
     "status": "afterwards",

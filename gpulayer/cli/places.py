@@ -103,6 +103,14 @@ def is_plan(path: Path) -> bool:
     return isinstance(document, dict) and "schema" in document
 
 
+def last_plan() -> Path:
+    """Return where the last plan of the project here is; UsageError where there is none."""
+    path = Paths(find_folder(Path())).plan
+    if not path.exists():
+        raise UsageError(f"there is no plan in {path.parent}", fix="make one (gpulayer plan), or name the jobs file")
+    return path
+
+
 def load_plan(path: Path) -> Plan:
     """Return a saved plan; StateError where it does not hold."""
     try:

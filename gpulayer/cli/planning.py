@@ -1,4 +1,4 @@
-"""Commands that ask the hosts and start nothing: probe, plan."""
+"""Commands that ask the hosts and start nothing, and what they have answered: probe, plan, why."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import asyncio
 import json
 from pathlib import Path
 
-from gpulayer.cli.places import inventory_path, jobs_path, load_hosts, load_jobs_for, read_jobs, read_json
+from gpulayer.cli.places import (
+    inventory_path,
+    jobs_path,
+    last_plan,
+    load_hosts,
+    load_jobs_for,
+    load_plan,
+    read_jobs,
+    read_json,
+)
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_hosts import show_hosts
-from gpulayer.cli.show_plan import show_plan
-from gpulayer.errors import ExitCode
+from gpulayer.cli.show_plan import show_plan, show_why
+from gpulayer.errors import ExitCode, UsageError
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.placement.document import to_json
 from gpulayer.placement.plan import Plan
@@ -22,6 +31,9 @@ from gpulayer.run.survey import fleet_document
 from gpulayer.run.work import exit_code_of_plan
 from gpulayer.spec.inventory import load_inventory
 from gpulayer.spec.jobs import JobSet
+from gpulayer.spec.schemas import suggestion
+
+WHY_SCHEMA = "gpulayer.why/1"
 
 
 def connect_options(args: argparse.Namespace, screen: Screen) -> ConnectOptions:
@@ -73,6 +85,25 @@ def plan(args: argparse.Namespace, screen: Screen) -> int:
     else:
         show_plan(screen, made, everything=args.all)
     return exit_code_of_plan(made)
+
+
+def why(args: argparse.Namespace, screen: Screen) -> int:
+    """Show of one job of the last plan where it goes, which hosts it fits, and each reason of the others."""
+    made = load_plan(last_plan())
+    job = next((job for job in made.jobs if job.job == args.job), None)
+    if job is None:
+        nearest = suggestion(args.job, [job.job for job in made.jobs])
+        raise UsageError(
+            f"the last plan of {made.project} has no job {args.job!r}{nearest}",
+            fix="name a job of that plan, or plan anew (gpulayer plan)",
+        )
+    if screen.machine:
+        document = to_json(made)
+        entry = document["jobs"][made.jobs.index(job)]
+        screen.data({"schema": WHY_SCHEMA, "created_at": made.created_at, **entry, **document["shapes"][job.shape]})
+    else:
+        show_why(screen, made, job)
+    return ExitCode.OK
 
 
 def save_plan(made: Plan, jobs: JobSet, output: str | None = None) -> None:

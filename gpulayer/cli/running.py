@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from gpulayer.cli.live import HINTS, Live, follow
-from gpulayer.cli.places import documents_of, is_plan, load_hosts, load_jobs_for, load_plan, load_project
+from gpulayer.cli.places import documents_of, is_plan, last_plan, load_hosts, load_jobs_for, load_plan, load_project
 from gpulayer.cli.planning import connect_options, save_plan
 from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_plan import RETRY, show_plan
@@ -17,7 +17,6 @@ from gpulayer.placement.plan import Action, Plan
 from gpulayer.run import api
 from gpulayer.run.apply import STARTS
 from gpulayer.run.launch import check_secrets
-from gpulayer.run.paths import Paths, find_folder
 from gpulayer.run.work import exit_code_of_plan
 from gpulayer.spec.inventory import Inventory
 from gpulayer.spec.jobs import JobSet
@@ -26,9 +25,7 @@ from gpulayer.spec.jobs import JobSet
 def apply(args: argparse.Namespace, screen: Screen) -> int:
     """Carry out a plan: the last one, the named one, or a new one for named jobs, which is shown and asked about."""
     anew = args.fresh or args.retry_failed
-    path = Path(args.plan) if args.plan else Paths(find_folder(Path())).plan
-    if args.plan is None and not path.exists():
-        raise UsageError(f"there is no plan in {path.parent}", fix="make one (gpulayer plan), or name the jobs file")
+    path = Path(args.plan) if args.plan else last_plan()
     if args.plan and not is_plan(path):
         inventory = load_hosts(args, screen)
         return _plan_and_apply(args, screen, load_jobs_for(path, inventory, screen), inventory)

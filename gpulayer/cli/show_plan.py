@@ -8,7 +8,7 @@ from gpulayer.cli.screen import Screen
 from gpulayer.cli.show_hosts import show_unreached
 from gpulayer.cli.tables import folded, table
 from gpulayer.placement.explain import sentence
-from gpulayer.placement.plan import Action, Code, GroupedRefusal, Kind, Plan, PlannedJob
+from gpulayer.placement.plan import Action, Code, GroupedRefusal, Kind, Plan, PlannedHost, PlannedJob, ShapeVerdict
 
 RETRY = "what failed before runs again only with --retry-failed"
 MOST_ROWS = 30
@@ -45,11 +45,7 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False) -> None:
     for host in plan.hosts:
         for doubt in host.doubts:
             screen.say(f"warning: {host.name}: {doubt.device} is used though its health is {doubt.health}", "warn")
-    silent = [host for host in plan.hosts if not host.reached]
-    shown_silent = silent if everything else silent[:MOST_REASONS]
-    for host in shown_silent:
-        show_unreached(screen, host.name, host.error, host.fix, style="warn")
-    _say_folded(screen, len(silent) - len(shown_silent), "hosts that were not reached")
+    _show_silent(screen, [host for host in plan.hosts if not host.reached], everything=everything)
     earlier = [(job.job, run) for job in plan.jobs for run in job.still_running]
     shown_earlier = earlier if everything else earlier[:MOST_REASONS]
     for name, run in shown_earlier:
@@ -59,6 +55,17 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False) -> None:
         screen.say(RETRY)
     if not plan.applicable:
         screen.say("made from saved facts: it shows what would happen and cannot be applied")
+
+
+def show_why(screen: Screen, plan: Plan, job: PlannedJob) -> None:
+    """Print all that a plan says of one job: where it goes, which hosts it fits, and every reason of every other."""
+    verdict = plan.shapes[job.shape]
+    screen.say(f"{job.job}: {_action(job)}" + ("" if (place := _where(plan, job)) == "-" else f" {place}"), "strong")
+    screen.say(screen.wrapped(f"  fits: {', '.join(verdict.fits) or 'no host'}", " " * 6))
+    _show_reasons(screen, verdict, everything=True)
+    named = {host for entry in verdict.refusals if entry.refusal.code is Code.UNREACHABLE for host in entry.hosts}
+    _show_silent(screen, [host for host in plan.hosts if host.name in named], everything=True)
+    screen.say(f"as planned at {plan.created_at}; `gpulayer plan` asks the hosts again", "faint")
 
 
 def _rows(plan: Plan, jobs: Sequence[PlannedJob], *, one_each: bool) -> Iterator[tuple[str, str, str]]:
@@ -114,13 +121,24 @@ def _show_refused(screen: Screen, plan: Plan, *, everything: bool) -> None:
     for shape, names in shown:
         screen.say()
         screen.say(f"refused: {folded(names)}", "bad")
-        reasons = sorted(plan.shapes[shape].refusals, key=lambda entry: (entry.refusal.kind, -len(entry.hosts)))
-        few = reasons if everything else reasons[:MOST_REASONS]
-        for entry in few:
-            for line in _reason(entry):
-                screen.say(screen.wrapped(line, " " * 6), STYLES[entry.refusal.kind])
-        _say_folded(screen, len(reasons) - len(few), "reasons")
+        _show_reasons(screen, plan.shapes[shape], everything=everything)
     _say_folded(screen, len(shapes) - len(shown), "kinds of jobs that are refused")
+
+
+def _show_reasons(screen: Screen, verdict: ShapeVerdict, *, everything: bool) -> None:
+    reasons = sorted(verdict.refusals, key=lambda entry: (entry.refusal.kind, -len(entry.hosts)))
+    few = reasons if everything else reasons[:MOST_REASONS]
+    for entry in few:
+        for line in _reason(entry):
+            screen.say(screen.wrapped(line, " " * 6), STYLES[entry.refusal.kind])
+    _say_folded(screen, len(reasons) - len(few), "reasons")
+
+
+def _show_silent(screen: Screen, silent: Sequence[PlannedHost], *, everything: bool) -> None:
+    shown = silent if everything else silent[:MOST_REASONS]
+    for host in shown:
+        show_unreached(screen, host.name, host.error, host.fix, style="warn")
+    _say_folded(screen, len(silent) - len(shown), "hosts that were not reached")
 
 
 def _reason(entry: GroupedRefusal) -> Iterator[str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import glob
 import os
 import pwd
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,9 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,254}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,254}\$?")
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_PORT = 22
+_SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*)")
 _PATIENCE = 20.0
+_DEEPEST_INCLUDE = 16  # OpenSSH's own limit (readconf.c, READCONF_MAX_DEPTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +59,35 @@ def config_words(options: ConnectOptions) -> list[str]:
     return [] if options.ssh_config == own else ["-F", str(options.ssh_config)]
 
 
+def is_address(word: str) -> bool:
+    """Tell whether a word can stand for a host on a command line."""
+    return _ADDRESS.fullmatch(word) is not None
+
+
+def aliases(config: Path) -> list[str]:
+    """Return the concrete names of the `Host` lines of the user's configuration and of what it includes, in order.
+
+    Patterns (`*`, `?`, `!`) are no hosts. OSError where a file that is there cannot be read.
+    """
+    return list(dict.fromkeys(_aliases(config, config.parent, 0))) if config.exists() else []
+
+
+def _aliases(config: Path, folder: Path, depth: int) -> Iterator[str]:
+    """Yield the names of one file; relative names in it are beside the user's own file, wherever it is itself."""
+    for line in config.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        keyword, rest = match.groups() if (match := _SETTING.match(line)) else ("", "")
+        words = [quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|([^\s"]+)', rest)]
+        if keyword.lower() == "host":
+            yield from (word for word in words if not set(word) & set("*?!"))
+        elif keyword.lower() == "include" and depth < _DEEPEST_INCLUDE:
+            for word in words:
+                for path in sorted(glob.glob(str(folder / home_path(word)))):  # noqa: PTH207  # may be absolute
+                    yield from _aliases(Path(path), folder, depth + 1)
+
+
 def check_name(host: str, address: str, user: str | None) -> None:
     """Raise HostError where an address or user could be taken for an option or for more than a name."""
-    if not _ADDRESS.fullmatch(address):
+    if not is_address(address):
         raise HostError(host, Stage.RESOLVE, f"{address!r} is no host name, address or alias", fix="correct `address`")
     if user is not None and not _USER.fullmatch(user):
         raise HostError(host, Stage.RESOLVE, f"{user!r} is no user name", fix="correct `user`")

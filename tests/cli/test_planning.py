@@ -19,6 +19,7 @@ from tests.cli.command import ROOT, Commander
 
 CASES = ROOT / "tests" / "cases"
 HELLO = "version: 1\nname: demo\njobs:\n  hello: {accelerator: cpu, command: [python, -c, 'print(1)']}\n"
+WHY = "version: 1\njobs:\n  small: {command: 'true'}\n  never: {accelerator: mps, command: 'true'}\n"
 NOWHERE = "version: 1\nname: demo\njobs:\n  big: {accelerator: cpu, resources: {memory_gb: 100000}, command: 'true'}\n"
 
 
@@ -75,6 +76,31 @@ def test_a_plan_says_which_hosts_a_gang_has_or_waits_for(gpulayer: Commander) ->
     jobs = "version: 1\njobs: {gang: {accelerator: cuda, distributed: {nodes: 2}, command: 'true'}}\n"
     gpulayer.write("jobs.yaml", jobs)
     assert "desktop + mystery cuda (1 each)" in gpulayer("plan", "--facts", "fleet.json").out
+
+
+def test_why_shows_every_reason_of_the_last_plan_for_one_job(gpulayer: Commander) -> None:
+    gpulayer.write("jobs.yaml", WHY)
+    gpulayer.write(
+        "inventory.yaml",
+        "version: 1\nhosts:\n  here: {transport: local}\n  full: {transport: local, drain: true, state_dir: ~/2}\n"
+        "  gone: {address: 127.0.0.1, port: 1}\n",
+    )
+    assert "there is no plan" in gpulayer("why", "small").err
+    assert gpulayer("plan").code == 4
+    small = gpulayer("why", "small")
+    assert small.code == 0
+    first, second, *reasons, last = small.out.splitlines()
+    assert (first.split()[0], second) == ("small:", "  fits: here")
+    assert any(line.startswith("  full: ") and line.endswith("[drain: fix the host]") for line in reasons)
+    assert any(line.startswith("not reached: gone: ") for line in reasons)
+    assert last.startswith("as planned at ")
+    assert "  fits: no host" in gpulayer("why", "never").out
+    document = gpulayer("why", "never", "--json").json()
+    assert (document["schema"], document["job"], document["action"]) == ("gpulayer.why/1", "never", "refuse")
+    assert {refusal["code"] for refusal in document["refusals"]} == {"accelerator", "drain", "unreachable"}
+    unknown = gpulayer("why", "smal")
+    assert unknown.code == 2
+    assert "(did you mean 'small'?)" in unknown.err
 
 
 def test_many_alike_jobs_are_folded_and_all_shows_them(gpulayer: Commander) -> None:

@@ -1,0 +1,57 @@
+"""`gpulayer init`: the first inventory."""
+
+from __future__ import annotations
+
+from gpulayer.spec.inventory import load_inventory
+from tests.cli.command import Commander
+
+CONFIG = """\
+# Host commented
+Host *.example.org !bastion
+  User ml
+Host mac-studio "Gpu.Box" gpu-box
+  HostName 10.0.0.7
+host=here
+Include more/*.conf nothing-here
+Host -oProxyCommand=evil
+"""
+
+
+def configure(gpulayer: Commander) -> None:
+    folder = gpulayer.home / ".ssh" / "more"
+    folder.mkdir(parents=True)
+    (folder.parent / "config").write_text(CONFIG)
+    (folder / "a.conf").write_text("Host deep mac-studio\nInclude other\n")
+    (folder.parent / "other").write_text("Include config\nHOST\tdeeper\n")  # a circle ends
+
+
+def test_the_hosts_of_the_ssh_configuration_and_this_machine_are_written(gpulayer: Commander) -> None:
+    configure(gpulayer)
+    made = gpulayer("init")
+    assert made.code == 0
+    assert "'-oProxyCommand" in made.err
+    hosts = load_inventory(gpulayer.folder / "inventory.yaml").hosts
+    assert {name: host.target for name, host in hosts.items() if name != "here"} == {
+        "mac-studio": "mac-studio",
+        "gpu-box": "Gpu.Box",
+        "gpu-box-2": "gpu-box",
+        "here-2": "here",
+        "deep": "deep",
+        "deeper": "deeper",
+    }
+    assert hosts["here"].transport == "local"
+    assert gpulayer("validate").code == 0
+
+
+def test_an_inventory_that_is_there_stays(gpulayer: Commander) -> None:
+    gpulayer.write("inventory.yaml", "mine")
+    refused = gpulayer("init")
+    assert (refused.code, refused.out) == (2, "")
+    assert "there already" in refused.err
+    assert (gpulayer.folder / "inventory.yaml").read_text() == "mine"
+
+
+def test_without_a_configuration_it_is_this_machine_alone(gpulayer: Commander) -> None:
+    assert gpulayer("init", "--json").json() == {
+        "schema": "gpulayer.init/1", "path": "inventory.yaml", "hosts": ["here"]
+    }  # fmt: skip
