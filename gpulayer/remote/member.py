@@ -55,24 +55,23 @@ class Member(Supervisor):
             return
         *lines, rest = self._heard.split(b"\n")
         self._heard = rest[-_READ:]
-        told = [message for message in map(self._message, lines) if message is not None]
-        for entry, message in told:
-            self._take(entry, message)
-        if told:
+        told = [self._told(line) for line in lines]
+        if any(told):
             self._note(self.state["status"])
 
-    def _message(self, line: bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return what was told with the entry of its rank; None where no parent of a rank of ours would say so."""
+    def _told(self, line: bytes) -> bool:
+        """Take what a line tells; False where no parent of a rank of ours would say so."""
         try:
             message = json.loads(line)
             entry = self._ranks[message["rank"]]
             if entry["status"] not in states.LIVE:
-                return None
+                return False
             if "pid" not in message and not _is_end(message["code"], message["signal"], message["reason"]):
-                return None
+                return False
         except (ValueError, RecursionError, KeyError, TypeError):
-            return None
-        return entry, message
+            return False
+        self._take(entry, message)
+        return True
 
     def _take(self, entry: dict[str, Any], message: dict[str, Any]) -> None:
         if "pid" in message:

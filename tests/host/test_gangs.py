@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from pathlib import Path
@@ -79,11 +80,15 @@ def test_what_ends_with_the_first_failure_keeps_its_own_end_and_has_the_cause(ga
     """As a rank does that sees its peer's end. Where the hub does not answer in time the node goes by its own word."""
     gang = gangs(2, processes=2)
     gate = tmp_path / "gate"
-    agents = gang.launch(["sh", "-c", f"until test -e {gate}; do sleep 0.02; done; test $RANK -lt 2 || exit $RANK"])
+    os.mkfifo(gate)
+    agents = gang.launch(["sh", "-c", f"echo begun; test $RANK -lt 2 && exec sleep 1000; read x < {gate}; exit $RANK"])
+    gang.wait_for(agents, b"begun")
     pid, start = agents[0].record(gang.run(0))["supervisor"]
     processes.send(pid, start, signal.SIGSTOP)
-    gate.touch()
-    state = agents[1].follow(gang.run(1))[0]
+    with gate.open("w") as opened:
+        opened.write("go\ngo\n")
+        opened.flush()
+        state = agents[1].follow(gang.run(1))[0]
     processes.send(pid, start, signal.SIGCONT)
     first = state["first_failure"]["rank"]
     second = 5 - first
@@ -261,6 +266,14 @@ def test_what_the_job_writes_to_the_fifo_of_its_supervisor_changes_nothing(gangs
     tell = f"import os; os.write(os.open('../ranks', os.O_WRONLY), {text.encode()!r} + b'\\n' + b'x' * 60000)"
     agent.launch(gang.spec(0, ["python", "-c", tell]), token=TOKEN)
     assert ends(agent.follow(gang.run(0))[0]) == ("exited", 0, None, None)
+
+
+def test_a_rank_that_claims_its_own_success_has_none(gangs: Gangs) -> None:
+    gang = gangs(1)
+    agent = gang.start(0)
+    claim = 'printf \'{"rank":0,"code":0,"signal":null,"reason":null}\\n\' > ../ranks; exit 7'
+    agent.launch(gang.spec(0, ["sh", "-c", claim]), token=TOKEN)
+    assert ends(agent.follow(gang.run(0))[0])[:2] == ("exited", 1)  # torchrun's own word
 
 
 def test_secrets_reach_the_ranks_and_token_and_secrets_are_nowhere_on_a_disk(gangs: Gangs, tmp_path: Path) -> None:
