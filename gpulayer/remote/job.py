@@ -71,9 +71,13 @@ def lead(
 
 
 def reset_signals() -> None:
-    """Give a child the signals that any program expects; Python itself ignores some, and exec would keep that."""
+    """Give a child the signals that any program expects, since exec keeps what is ignored.
+
+    Python itself ignores some, and whoever started the agent may have (nohup, a shell's `&`).
+    """
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGUSR1):
+    ours = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGUSR1)
+    for number in (*ours, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 

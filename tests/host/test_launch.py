@@ -134,7 +134,8 @@ def test_variables_that_change_programs_reach_the_job_alone(agents: Callable[...
     assert not mark.exists()
 
 
-def test_a_job_begins_with_a_clean_slate(agent: AgentClient) -> None:
+def test_a_job_begins_with_a_clean_slate(agents: Callable[..., AgentClient]) -> None:
+    agent = agents(prelude="import signal; [signal.signal(number, signal.SIG_IGN) for number in (1, 2, 3, 15)];")
     show = (
         "import json, os, re\n"
         "status = open('/proc/self/status').read()\n"
