@@ -11,6 +11,8 @@ import asyncssh
 import pytest
 
 from gpulayer.errors import Stage
+from gpulayer.fleet.hostkeys import Trust
+from gpulayer.fleet.sshstreams import Client
 from gpulayer.spec.inventory import Host
 from tests.fleet.conftest import Failure
 from tests.sshd import ADDRESS, USER, Farm, SshdHost, keygen, known_hosts_line
@@ -94,6 +96,13 @@ async def test_a_server_that_misbehaves_in_the_login_is_one_short_error(
         error = await failure(host, known_hosts=(known,), login_timeout=1.0)
     assert (error.stage, words in error.reason) == (stage, True)
     assert len(str(error)) < 3000
+
+
+def test_of_what_a_server_says_before_the_login_little_is_kept() -> None:
+    client = Client(Trust(name="odd", port=22), accept=False)
+    for _ in range(3):
+        client.auth_banner_received(EVIL * 1000, "en")
+    assert len(client.banner) == 2000
 
 
 async def test_endless_lines_before_the_version_are_no_ssh_server(failure: Failure, farm: Farm) -> None:

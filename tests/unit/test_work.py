@@ -229,6 +229,27 @@ def test_needed_hosts() -> None:
     assert needed_hosts(plan_of(Action.UP_TO_DATE)) == (set(), set())
 
 
+def rank(number: int) -> dict[str, Any]:
+    return {"rank": number, "status": "running", "code": None, "signal": None, "reason": None, "log_size": 0}
+
+
+@pytest.mark.parametrize(
+    ("field", "gang", "ranks"),
+    [
+        ("ranks", {"node": 0, "nodes": 2}, [rank(number) for number in range(1025)]),
+        ("ranks", {"node": 0, "nodes": 2}, [rank(1), rank(1)]),
+        ("gang", {"node": 0, "nodes": 2**50}, []),
+        ("gang", {"node": 2, "nodes": 2}, []),
+    ],
+)
+def test_a_gang_beyond_all_bounds_is_refused(field: str, gang: dict[str, int], ranks: list[Any]) -> None:
+    state = STATE | {"run": f"a-0123456789ab-a1-n{gang['node']}", "status": "running", "code": None}
+    held = run_state("alpha", state | {"gang": {"node": gang["node"], "nodes": 4}, "ranks": [rank(0), rank(1)]})
+    assert (held.run.node, len(held.run.ranks)) == (gang["node"], 2)
+    with pytest.raises(HostError, match=f"'{field}'"):
+        run_state("alpha", state | {"gang": gang, "ranks": ranks})
+
+
 def test_a_state_of_another_run_is_no_answer() -> None:
     asked = run_state("alpha", STATE).run
     assert run_state("alpha", STATE, asked).run == asked
