@@ -343,11 +343,18 @@ class Afterwards:
                 offset += len(data)
 
     async def fetch(self, run: KnownRun) -> None:
-        """Fetch a run's outputs as they are now, and the rest of its log where it has ended, without showing that."""
+        """Fetch a run's outputs as they are now, and the rest of its log where it has ended, without showing that.
+
+        Of a gang whose hosts do not all answer that is done for those that do, before the error is raised.
+        """
         if not run.host:
             raise UsageError(f"{run.job} was not started, so it has no outputs", fix="start it: gpulayer apply")
         follower = self._follower(quiet=True)
-        state = await follower.state(run)
+        try:
+            state = await follower.state(run)
+        except (HostError, AgentError, UsageError):
+            await at_once(self.fetch(part) for part in run.members)
+            raise
         if state.run.status in states.FINAL:
             await follower.collect(await follower.follow(run))
         else:

@@ -87,9 +87,9 @@ def test_a_gang_one_of_whose_hosts_is_silent_is_unknown_until_it_answers(gangs: 
 
     inventory(host("beta"))
     gate = gangs.folder / "gate"
-    command = f"until test -e {gate}; do sleep 0.02; done; echo rank $RANK"
+    command = f"until test -e {gate}; do sleep 0.02; done; echo rank $RANK | tee out"
     defaults = f"defaults: {{timeout: 1m, env: {{PYTHONPATH: {STAND_IN}}}, distributed: {{nodes: 2}}}}"
-    pair = f'{{command: "{command}", where: {{hosts: [alpha, beta]}}}}'
+    pair = f'{{command: "{command}", where: {{hosts: [alpha, beta]}}, outputs: [out]}}'
     gangs.write("jobs.yaml", f"version: 1\n{defaults}\njobs:\n  pair: {pair}\n  next: {{command: echo}}\n")
     assert ends("apply", "jobs.yaml", "--yes", "--detach") == {"running": 1, "queued": 1}
     gate.touch()
@@ -97,6 +97,10 @@ def test_a_gang_one_of_whose_hosts_is_silent_is_unknown_until_it_answers(gangs: 
     assert ends("apply", "jobs.yaml", "--yes") == {"unknown": 1, "succeeded": 1}
     run = next(one for one in gangs("status", "--json").json()["runs"] if one["job"] == "pair")
     assert (run["status"], [node["status"] for node in run["nodes"]]) == ("unknown", ["exited", "unknown"])
+    outputs = [gangs.folder / ".gpulayer" / "runs" / node["run"] / "outputs" / "out" for node in run["nodes"]]
+    assert gangs("fetch", "pair").code == 4
+    assert [path.exists() for path in outputs] == [True, False]
     inventory(host("beta"))
     assert ends("apply", "jobs.yaml", "--yes") == {"up_to_date": 2}
+    assert [path.read_text() for path in outputs] == ["rank 0\n", "rank 1\n"]
     assert "pair/1 | rank 1" in gangs("logs", "pair").out
