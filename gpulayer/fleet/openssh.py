@@ -38,8 +38,8 @@ _COMPLAINTS: tuple[tuple[str, Stage, str], ...] = (
     ),
     (r"no matching .* found", Stage.HOST_KEY, "update the host's SSH server"),
     (r"invalid format|Protocol major versions differ", Stage.CONNECT, "correct `address` and `port`"),
-    (r"refused|timed out|No route|unreachable|Connection|connect", Stage.CONNECT, "is the machine on and in reach?"),
 )
+_NO_WAY = re.compile(r"refused|timed out|No route|unreachable|Connection|connect|Exceeded MaxStartups")
 _DROPPED = re.compile(r"kex_exchange_identification|Exceeded MaxStartups")
 _SSH_FAILED = 255
 _MESSAGES = 16 * 1024
@@ -99,12 +99,16 @@ class OpenSshTransport:
         lines = [line.strip(" @").rstrip(".")[:300] for line in stderr.decode(errors="replace").splitlines()]
         lines = [line for line in lines if line and not line.startswith("debug1:")]
         said = lines[-1] if lines else "it says nothing"
-        if any(map(_DROPPED.search, lines)):
-            return DroppedError(self._host.name, Stage.CONNECT, f"the server hung up at once ({said})", fix="try again")
         for pattern, stage, fix in _COMPLAINTS:
             for line in lines:
                 if re.search(pattern, line):
                     return HostError(self._host.name, stage, line, fix=fix)
+        # Where a jump host failed the connection through it is dropped, too: what was said first is the cause.
+        first = next(filter(_NO_WAY.search, lines), "")
+        if _DROPPED.search(first):
+            return DroppedError(self._host.name, Stage.CONNECT, f"the server hung up at once ({said})", fix="try again")
+        if first:
+            return HostError(self._host.name, Stage.CONNECT, first, fix="is the machine on and in reach?")
         return HostError(self._host.name, Stage.CONNECT, f"ssh failed: {said}", fix=f"try: ssh {self._host.target}")
 
     def _words(self, host: Host, depth: int) -> list[str]:

@@ -28,6 +28,7 @@ from gpulayer.run.work import (
     Work,
     ended,
     known_elsewhere,
+    may_change,
     needed_hosts,
     outcome_of,
     planned_outcome,
@@ -227,8 +228,10 @@ def _others(
     found: list[Work] = []
     for run in there.values():
         if run.run not in in_hand and (run.status not in states.FINAL or run.run in local.keys() - collected):
-            final = run.status in states.FINAL
-            found.append(Work(run=run, step=Step.NOTHING if final else Step.FOLLOW, outcome=_final(run)))
+            if may_change(run):
+                found.append(Work(run=run, step=Step.FOLLOW))
+            else:
+                found.append(Work(run=run, step=Step.NOTHING, outcome=outcome_of(run)))
     for run in history:
         if run.run in in_hand or run.run in there or run.status in states.FINAL or not run.host:
             continue
@@ -241,10 +244,6 @@ def _others(
         unknown = replace(run, status=states.UNKNOWN, reason=reason)
         found.append(Work(run=unknown, step=Step.NOTHING, outcome=Outcome.UNKNOWN))
     return found
-
-
-def _final(run: KnownRun) -> Outcome | None:
-    return outcome_of(run) if run.status in states.FINAL else None
 
 
 async def _execute(

@@ -258,10 +258,10 @@ def _seen(
     waits = before is not None and before.status == states.QUEUED
     if there is not None and not (waits and before is not None and before.attempt > there.attempt):
         work.run = there
-        if there.status in states.FINAL:
-            work.outcome = _verdict(there)
-        else:
+        if may_change(there):
             work.step = Step.FOLLOW
+        else:
+            work.outcome = _verdict(there)
     elif planned.action in {Action.UP_TO_DATE, Action.FAILED}:
         # The plan saw its end on a host that was not asked again.
         work.outcome = planned_outcome(plan, planned)
@@ -293,6 +293,11 @@ def _begin(work: Work, planned: PlannedJob, attempt: int, before: KnownRun | Non
         work.step, work.place = Step.START, (Accelerator(planned.accelerator), planned.placements)
     else:
         work.step = Step.QUEUE
+
+
+def may_change(run: KnownRun) -> bool:
+    """Tell whether following a run that hosts know brings news: not where all has ended on those that answer."""
+    return any(part.status not in states.FINAL | {states.UNKNOWN} for part in run.parts)
 
 
 def silent(run: KnownRun, answering: Collection[str]) -> str | None:

@@ -102,14 +102,16 @@ async def test_another_service_is_no_ssh_server(failure: Failure, farm: Farm, tr
     assert error.stage is Stage.CONNECT
 
 
+@BOTH
 async def test_a_server_that_hangs_up_is_tried_again_a_few_times(
-    failure: Failure, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    failure: Failure, farm: Farm, monkeypatch: pytest.MonkeyPatch, transport: TransportKind
 ) -> None:
     monkeypatch.setattr("gpulayer.fleet.session.jittered", lambda _: 0.0)
     for answer in (b"", b"Exceeded MaxStartups\r\n"):
         count: list[int] = []
         async with server(answer, count=count) as port:
-            error = await failure(Host(name="full", address=ADDRESS, port=port, identity_file=str(farm.identity)))
+            host = Host(name="full", address=ADDRESS, port=port, identity_file=str(farm.identity), transport=transport)
+            error = await failure(host)
         assert error.stage is Stage.CONNECT
         assert "hung up" in error.reason
         assert len(count) == 9
@@ -133,6 +135,10 @@ async def test_a_refused_login_is_never_tried_again(
     assert error.stage is Stage.AUTHENTICATE
     assert len(re.findall(r"Failed publickey|Connection closed by authenticating", known.journal())) <= 2
     assert len(re.findall(r"Connection from", known.journal())) == 1
+    gate = dataclasses.replace(known.host, name="gate", identity_file=str(stranger))
+    error = await failure(dataclasses.replace(known.host, jump="gate", transport=transport), gate)
+    assert error.stage is Stage.AUTHENTICATE
+    assert len(re.findall(r"Connection from", known.journal())) == 2
 
 
 @pytest.mark.parametrize("case", ["open", "folder", "missing", "passphrase", "no-key"])

@@ -21,7 +21,7 @@ from gpulayer.run.events import status_event
 from gpulayer.run.gang import New, Pending, addresses, launch_all
 from gpulayer.run.launch import spec_of
 from gpulayer.run.store import Intent, Store
-from gpulayer.run.work import Step, Work, launching, queued
+from gpulayer.run.work import Step, Work, launching, may_change, queued
 from gpulayer.spec.inventory import Host, TransportKind
 from gpulayer.spec.jobs import Distributed, DistributedJob
 from gpulayer.spec.support import Accelerator
@@ -226,6 +226,11 @@ def test_a_node_on_a_silent_host_is_unknown_and_keeps_its_end() -> None:
     views = [HostView(host=Host(name=run.host), reached=True, runs=(run,)) for run in there]
     (gang,) = known_now(views, [GANG])
     assert (gang.status, gang.reason) == ("unknown", "gamma does not answer")
+    assert not may_change(gang)
+    lives = HostView(host=Host(name="alpha"), reached=True, runs=(replace(GANG.members[0], status="running"),))
+    (part,) = known_now([lives, *views[1:]], [GANG])
+    assert part.status == "unknown"
+    assert may_change(part)
     (gang,) = known_now(views, [stood("exited", code=0)])
     assert (gang.status, gang.code) == ("exited", 0)
     answers = HostView(host=Host(name="gamma"), reached=True)
