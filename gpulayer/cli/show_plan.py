@@ -44,7 +44,8 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False) -> None:
     _show_refused(screen, plan, everything=everything)
     for host in plan.hosts:
         for doubt in host.doubts:
-            screen.say(f"warning: {host.name}: {doubt.device} is used though its health is {doubt.health}", "warn")
+            what = f"the health of {doubt.device} is {doubt.health}, and jobs may go there all the same"
+            screen.say(f"warning: {host.name}: {what}", "warn")
     _show_silent(screen, [host for host in plan.hosts if not host.reached], everything=everything)
     earlier = [(job.job, run) for job in plan.jobs for run in job.still_running]
     shown_earlier = earlier if everything else earlier[:MOST_REASONS]

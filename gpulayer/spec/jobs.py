@@ -27,6 +27,13 @@ RESERVED: Final = frozenset(
     }
 )
 """Names by which a job is given its devices, and would take those of others."""
+RESERVED_IN_GANGS: Final = frozenset(
+    {
+        *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+    }
+)
+"""Names that torchrun sets in each process, whatever they were (LocalElasticAgent of PyTorch)."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -394,21 +401,24 @@ def _size_faults(job: IndependentJob) -> Iterator[Fault]:
 
 
 def _environment_faults(job: IndependentJob) -> Iterator[Fault]:
+    gang = isinstance(job, DistributedJob)
     for name, value in job.env.items():
         if not _can_be_given(value):
             yield Fault(("env", name), f"{show(value)} is not text without NUL characters")
-        yield from _variable_faults(name, ("env", name), key=True)
+        yield from _variable_faults(name, ("env", name), key=True, gang=gang)
     for nth, name in enumerate(job.secrets):
-        yield from _variable_faults(name, ("secrets", nth), key=False)
+        yield from _variable_faults(name, ("secrets", nth), key=False, gang=gang)
         if name in job.env:
             yield Fault(("secrets", nth), f"{name} is in `env` too; keep one")
 
 
-def _variable_faults(name: str, pointer: tuple[str | int, ...], *, key: bool) -> Iterator[Fault]:
+def _variable_faults(name: str, pointer: tuple[str | int, ...], *, key: bool, gang: bool) -> Iterator[Fault]:
     if not _VARIABLE.fullmatch(name):
         yield Fault(pointer, f"{show(name)} is not valid: letters, digits and '_', not starting with a digit", key)
     elif name in RESERVED or name.startswith(RESERVED_PREFIX):
         yield Fault(pointer, f"{name} is reserved: it tells the job its device; take it out", key)
+    elif gang and name in RESERVED_IN_GANGS:
+        yield Fault(pointer, f"{name} is reserved: torchrun sets it in each process of a gang; take it out", key)
 
 
 def _placement_faults(job: IndependentJob) -> Iterator[Fault]:
