@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpulayer.remote import processes
 from tests.host.agent_client import LIVE, AgentClient, AgentError, new_spec
 
 NAMES = ("alpha", "beta", "gamma", "delta")
@@ -132,6 +134,17 @@ def gangs(tmp_path: Path) -> Iterator[Gangs]:
     yield make
     for gang in made:
         gang.close()
+
+
+@contextlib.contextmanager
+def supervisor_stopped(agent: AgentClient, run: str) -> Iterator[None]:
+    """While its supervisor is stopped, as by SIGSTOP. It goes on whatever happens."""
+    pid, start = agent.record(run)["supervisor"]
+    processes.send(pid, start, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        processes.send(pid, start, signal.SIGCONT)
 
 
 def ends(state: dict[str, Any]) -> tuple[str, int | None, int | None, str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from gpulayer.remote import processes
 from tests.host.agent_client import AgentError, new_spec
-from tests.host.gangs import TOKEN, Gangs, ends, gangs
+from tests.host.gangs import TOKEN, Gangs, ends, gangs, supervisor_stopped
 from tests.host.test_crashes import kill, wait_until
 
 __all__ = ["gangs"]
@@ -83,13 +82,10 @@ def test_what_ends_with_the_first_failure_keeps_its_own_end_and_has_the_cause(ga
     os.mkfifo(gate)
     agents = gang.launch(["sh", "-c", f"echo begun; test $RANK -lt 2 && exec sleep 1000; read x < {gate}; exit $RANK"])
     gang.wait_for(agents, b"begun")
-    pid, start = agents[0].record(gang.run(0))["supervisor"]
-    processes.send(pid, start, signal.SIGSTOP)
-    with gate.open("w") as opened:
+    with supervisor_stopped(agents[0], gang.run(0)), gate.open("w") as opened:
         opened.write("go\ngo\n")
         opened.flush()
         state = agents[1].follow(gang.run(1))[0]
-    processes.send(pid, start, signal.SIGCONT)
     first = state["first_failure"]["rank"]
     second = 5 - first
     assert ends(state) == ("exited", first, None, None)
@@ -106,11 +102,9 @@ def test_the_neighbour_of_a_failed_rank_is_asked_to_end_and_has_its_grace(gangs:
     saves = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
     agents = gang.launch(["sh", "-c", f"if test $RANK = 3; then echo begun; {fails}; fi; {saves}"])
     gang.wait_for(agents, b"begun")
-    pid, start = agents[0].record(gang.run(0))["supervisor"]
-    processes.send(pid, start, signal.SIGSTOP)
-    gate.touch()
-    state = agents[1].follow(gang.run(1))[0]
-    processes.send(pid, start, signal.SIGCONT)
+    with supervisor_stopped(agents[0], gang.run(0)):
+        gate.touch()
+        state = agents[1].follow(gang.run(1))[0]
     assert ranks(state) == [(2, "exited", 0, None, None), (3, "exited", 7, None, None)]
     assert gang.log(agents[1], 2).endswith(b"saved\n")
     gang.follow(agents)
@@ -179,10 +173,8 @@ def test_a_node_that_is_silent_is_lost(gangs: Gangs) -> None:
     gang = gangs(2)
     agents = gang.launch(STAYS, gang={"silence": 1})
     gang.wait_for(agents, b"begun")
-    pid, start = agents[1].record(gang.run(1))["supervisor"]
-    processes.send(pid, start, signal.SIGSTOP)
-    assert ends(agents[0].follow(gang.run(0))[0])[3] == "stopped because beta was lost"
-    processes.send(pid, start, signal.SIGCONT)
+    with supervisor_stopped(agents[1], gang.run(1)):
+        assert ends(agents[0].follow(gang.run(0))[0])[3] == "stopped because beta was lost"
     state = agents[1].follow(gang.run(1))[0]
     assert ends(state)[0] == "cancelled"
 
