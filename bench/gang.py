@@ -2,9 +2,9 @@
 
     python -m bench.gang --runs 5
 
-Both run the real torchrun, which imports torch on each host, and end when all four ranks have said where they are and
-have ended. GPUlayer plans besides, checks that the nodes reach each other, and keeps a record of every rank. As root the
-hosts have addresses of their own.
+Both run the real torchrun and a program that joins the process group (gloo), and end when all four ranks have told the sum
+of their all-reduce and have ended. GPUlayer plans besides, checks that the nodes reach each other, and keeps a record of
+every rank. As root the hosts have addresses of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from tests.gangs.network import NAMESPACES, SWITCHES, NetworkHost, Switch
 from tests.sshd import ADDRESS, Farm, new_farm
 
 NODES = 4
-PROGRAM = "import os; print('here', os.environ['RANK'], os.environ['WORLD_SIZE'])"
+PROGRAM = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+print("sum", int(total), flush=True)
+dist.destroy_process_group()
+"""
+SUM = "sum 10"
 
 
 class Gangs(Bench):
@@ -53,16 +61,18 @@ class Gangs(Bench):
         return str(path)
 
     def by_hand(self) -> list[str]:
-        """What one types who has read torchrun's page: a free port, and a command for each host."""
+        """What one types who has read torchrun's page and gloo's: a free port, an interface, a command for each host."""
         first = self.farm.hosts[self.names[0]].host.address
         with socket.socket() as probe:
             probe.bind((ADDRESS, 0))
             port = probe.getsockname()[1]
+        interface = "lo" if self.switch is None else "eth0"
         commands = []
         for rank, name in enumerate(self.names):
             torchrun = [
-                sys.executable, "-m", "torch.distributed.run", "--nnodes", str(NODES), "--node-rank", str(rank),
-                "--nproc-per-node", "1", "--master-addr", str(first), "--master-port", str(port),
+                "env", f"GLOO_SOCKET_IFNAME={interface}", sys.executable, "-m", "torch.distributed.run",
+                "--nnodes", str(NODES), "--node-rank", str(rank), "--nproc-per-node", "1",
+                "--master-addr", str(first), "--master-port", str(port),
                 "--no-python", sys.executable, "-c", PROGRAM,
             ]  # fmt: skip
             commands.append(f"ssh -F {self.ssh_config} {name} {shlex.quote(shlex.join(torchrun))} &")
@@ -84,8 +94,8 @@ def main() -> None:
             "gang",
             options.runs,
             {
-                "gpulayer": lambda turn: bench.timed(bench.gpulayer("apply", "--yes", bench.jobs(turn)), NODES, "here"),
-                "ssh": lambda _: bench.timed(bench.by_hand(), NODES, "here"),
+                "gpulayer": lambda turn: bench.timed(bench.gpulayer("apply", "--yes", bench.jobs(turn)), NODES, SUM),
+                "ssh": lambda _: bench.timed(bench.by_hand(), NODES, SUM),
             },
         )
     if options.json:
