@@ -84,6 +84,8 @@ class _ProcessChannel(asyncio.SubprocessProtocol):
             pipe.close()
 
     def abort(self) -> None:
+        if (pipe := self._stdin()) is not None:
+            pipe.abort()  # the shell alone is killed: the agent, its child, ends with its input
         if self._transport is not None and self._transport.get_returncode() is None:
             self._transport.kill()
 

@@ -14,7 +14,7 @@ from gpulayer.errors import HostError, Stage
 from gpulayer.fleet import session as session_module
 from gpulayer.fleet.session import AgentError, Fleet, Session
 from gpulayer.fleet.transport import ConnectOptions
-from gpulayer.spec.inventory import Host, Inventory
+from gpulayer.spec.inventory import Host, Inventory, TransportKind
 from tests.fleet.conftest import Failure, open_hostile, run
 from tests.host.agent_client import new_spec
 from tests.sshd import SshdHost
@@ -155,13 +155,16 @@ async def test_a_fleet_says_for_each_host_why_it_is_not_reached(
         "good": plain_host.host,
         "off": dataclasses.replace(plain_host.host, name="off", port=1),
         "open": dataclasses.replace(plain_host.host, name="open", state_dir=str(tmp_path)),
+        "here": Host(name="here", transport=TransportKind.LOCAL, state_dir=str(tmp_path)),
     }
-    async with Fleet(Inventory(hosts=hosts), connect_options) as fleet:
-        found = await fleet.connect(["off", "good", "open"])
-    assert list(found) == ["off", "good", "open"]
+    async with Fleet(Inventory(hosts=hosts), connect_options) as fleet, asyncio.timeout(30):
+        found = await fleet.connect(["off", "good", "open", "here"])
+    assert list(found) == ["off", "good", "open", "here"]
     assert isinstance(found["good"], Session)
     assert isinstance(found["off"], HostError)
     assert found["off"].stage is Stage.CONNECT
-    assert isinstance(found["open"], HostError)
-    assert str(found["open"]).startswith("open: protocol: no folder for GPUlayer's state can be used")
-    assert "state_dir" in (found["open"].fix or "")
+    for name in ("open", "here"):
+        refused = found[name]
+        assert isinstance(refused, HostError)
+        assert str(refused).startswith(f"{name}: protocol: no folder for GPUlayer's state can be used")
+        assert "state_dir" in (refused.fix or "")
