@@ -350,7 +350,7 @@ class _Watch:
         self._strangers: dict[str, frozenset[Process]] = {}  # of each part, as its host told last
 
     def changed(self, state: RunState) -> None:
-        """Take a state that a host tells; each of a node's logs brings it."""
+        """Take a state that a host tells: the stream of a part's own log brings it."""
         run = state.run
         told: list[tuple[KnownRun, Mapping[str, object]]] = []
         if run.status != self._parts[run.run].status:
@@ -361,7 +361,8 @@ class _Watch:
             if whole.status != self._whole.status:
                 told.append((whole, {"accelerator": state.accelerator}))
             self._whole = whole
-        self._reporter.statuses(told)
+        if told:
+            self._reporter.statuses(told)
         known = self._strangers.get(run.run, frozenset())
         if new := [process for process in state.foreign or () if process not in known]:
             self._strangers[run.run] = frozenset(state.foreign or ())
