@@ -107,12 +107,6 @@ class Document:
             index = self._index[id(marks)] = {name: 1 + 2 * nth for nth, name in enumerate(value)}
         return index
 
-    @property
-    def end(self) -> tuple[int, int]:
-        """Line and column, from 1, behind the last character."""
-        lines = self._all_lines()
-        return len(lines), len(lines[-1]) + 1
-
     def source(self, line: int) -> str | None:
         """Return a line (from 1) fit to be shown: one column a character; None where it is too long to help."""
         lines = self._all_lines()
@@ -122,6 +116,11 @@ class Document:
             char if char.isprintable() else " " if char == "\t" else "\N{REPLACEMENT CHARACTER}"
             for char in lines[line - 1]
         )
+
+    def _end(self) -> tuple[int, int]:
+        """Return line and column, from 1, behind the last character."""
+        lines = self._all_lines()
+        return len(lines), len(lines[-1]) + 1
 
     def _all_lines(self) -> list[str]:
         if isinstance(self._lines, str):
@@ -141,6 +140,8 @@ class Document:
 
     def problem_at(self, line: int, column: int, message: str, *, field: str = "") -> Problem:
         """Return a problem at a place of the text."""
+        # The parser takes the file's end for a line's: what is missing there is missing at the end of the last line.
+        line, column = min((line, column), self._end())
         return Problem(path=self.path, line=line, column=column, field=field, message=message, source=self.source(line))
 
 
@@ -199,6 +200,8 @@ def parse(data: bytes, path: str) -> Document:
     data = data.removeprefix(b"\xef\xbb\xbf")
     text = _decode(data, path)
     document = Document(path, text)
+    if text.startswith("\ufeff"):  # the parser would pass over it, and count its places without it
+        _give_up(document, "the file begins with two byte order marks; save it as UTF-8 with one or none", None)
     loader = yaml.CSafeLoader(data)
     try:
         with collector_paused():
@@ -225,9 +228,7 @@ def parse(data: bytes, path: str) -> Document:
 def _give_up(document: Document, message: str, mark: Mark | None) -> NoReturn:
     """Raise what was found so far and `message`, which is why nothing more can be."""
     line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-    # The parser takes the file's end for a line's: what is missing there is missing at the end of the last line.
-    place = min((line, column), document.end)
-    raise InvalidDocumentError([*document.problems, document.problem_at(*place, message)]) from None
+    raise InvalidDocumentError([*document.problems, document.problem_at(line, column, message)]) from None
 
 
 def _decode(data: bytes, path: str) -> str:

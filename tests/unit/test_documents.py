@@ -263,6 +263,7 @@ def test_problems_are_bounded_too() -> None:
         (b"a: 1\nb", (2, 2), "could not find"),
         (b"a: 1\nb: [\n", (3, 1), "not valid YAML"),
         (b"a: 1\n---\nb: 2", (2, 1), "second document"),
+        (b"\xef\xbb\xbf\xef\xbb\xbfa: 1", (1, 1), "two byte order marks"),
         (b"", (1, 1), "empty"),
         (b"# nothing\n", (1, 1), "empty"),
         (b"--- \n", (1, 1), ""),
@@ -325,6 +326,11 @@ def test_where_the_pointer_leads_past_what_is_written_the_last_part_counts() -> 
     assert document.position(["a", "z", "y"]) == (2, 3)
     assert document.position(["a", "b", "c"]) == (2, 6)
     assert document.position([]) == (1, 1)
+
+
+def test_what_is_missing_at_the_end_is_missing_behind_the_last_character() -> None:
+    problem = read("---").problem([], "is empty")
+    assert (problem.line, problem.column, problem.source) == (1, 4, "---")
 
 
 def test_a_line_is_shown_without_what_a_terminal_would_obey() -> None:
