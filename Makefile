@@ -13,7 +13,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 # What is installed is what requirements/ names, each file with its hash: one that was changed on its way is refused.
-# The frameworks have exact versions only, since each system has builds of its own of them. `make lock` writes them anew.
+# The frameworks have exact versions only (constraints.txt, which has those of all), since each system has builds of its
+# own of them. `make lock` writes them anew.
 # A virtual environment that no longer starts (its Python is gone) is made anew.
 $(VENV)/installed: pyproject.toml requirements/run.txt
 	@$(BIN)/python -c '' 2>/dev/null || { python=$$(.ci/python) && rm -rf $(VENV) && $$python -m venv $(VENV); }
@@ -21,9 +22,9 @@ $(VENV)/installed: pyproject.toml requirements/run.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/developed: $(VENV)/installed requirements/dev.txt requirements/frameworks.txt
+$(VENV)/developed: $(VENV)/installed requirements/dev.txt constraints.txt
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements/frameworks.txt \
+	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint constraints.txt \
 		--editable '.[frameworks]'
 	@touch $@
 
@@ -56,7 +57,7 @@ test-slow: setup ## the tests that need what takes minutes to install
 faults: setup ## the long fault suite: hundreds of seeds and rounds, real silences, half an hour of chance
 	$(BIN)/python -m pytest -m long -n 2 tests/faults $(FAULTS)
 
-lock: $(VENV)/installed ## choose the newest versions that pyproject.toml allows, and write requirements/ anew
+lock: $(VENV)/installed ## choose the newest versions that pyproject.toml allows, and write requirements/ and constraints.txt anew
 	.ci/lock
 
 # The audit asks the advisories about exactly what is locked.
