@@ -171,6 +171,11 @@ def _planning(command: _Command) -> None:
         help="the interpreter to look into, on the hosts; default: the inventory's (--python ~/venvs/mlx/bin/python)",
     )
 
+    doctor = command(
+        "doctor", "check the whole way to a host, each failure with its fix", "gpulayer doctor gpu-box", _connecting()
+    )
+    doctor.add_argument("hosts", nargs="*", metavar="HOST", help="only these (gpulayer doctor mac-studio)")
+
     plan = command(
         "plan", "show what would run where, and why not, and save it", "gpulayer plan jobs.yaml", _connecting(), fresh
     )

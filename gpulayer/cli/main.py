@@ -25,6 +25,7 @@ COMMANDS = {
     "logs": "afterwards",
     "cancel": "afterwards",
     "fetch": "afterwards",
+    "doctor": "diagnosis",
     "gc": "housekeeping",
 }
 

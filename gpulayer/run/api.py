@@ -62,12 +62,18 @@ async def holders(
     inventory: Inventory,
     project: str = "-",
     *,
+    hosts: Sequence[str] | None = None,
+    fresh: bool = False,
     options: ConnectOptions | None = None,
     fleet: Fleet | None = None,
 ) -> list[HostView]:
-    """Return the hosts with what holds each device, of whatever project; their `runs` are those of `project`."""
+    """Return the hosts with what holds each device, of whatever project; their `runs` are those of `project`.
+
+    UsageError where `hosts` names one that is not in the inventory.
+    """
+    asked = _named(inventory, hosts)
     async with connected(inventory, options, fleet) as reached:
-        answers = await survey(reached, inventory.hosts.values(), Question(project=project, frameworks=()))
+        answers = await survey(reached, asked, Question(project=project, frameworks=(), fresh=fresh))
     return [answer.view for answer in answers]
 
 

@@ -78,6 +78,29 @@ def test_a_plan_says_which_hosts_a_gang_has_or_waits_for(gpulayer: Commander) ->
     assert "desktop + mystery cuda (1 each)" in gpulayer("plan", "--facts", "fleet.json").out
 
 
+def test_doctor_goes_the_whole_way_and_has_a_fix_for_the_step_that_fails(gpulayer: Commander) -> None:
+    gpulayer.write("leases", "no folder")
+    gpulayer.write(
+        "inventory.yaml",
+        "version: 1\nhosts:\n  here: {transport: local}\n"
+        f"  unleased: {{transport: local, state_dir: ~/2, lease_dir: {gpulayer.folder}/leases}}\n"
+        "  gone: {address: 127.0.0.1, port: 1}\n",
+    )
+    result = gpulayer("doctor")
+    assert result.code == 4
+    lines = result.out.splitlines()
+    assert "here: ok: resolve, connect, host key, authenticate, shell, python, protocol" in lines
+    assert any(line.startswith("here: takes jobs (Python 3.") for line in lines)
+    assert any(line.startswith("gone: authenticate: FAILED: there is no key") for line in lines)
+    assert any(line.startswith("unleased: protocol: FAILED: ") and "leases" in line for line in lines)
+    assert sum(line.startswith("  fix: ") for line in lines) == 2
+    here, gone = gpulayer("doctor", "here", "gone", "--json").json()["hosts"]
+    assert (here["reached"], here["stage"], here["fix"]) == (True, None, None)
+    assert (gone["reached"], gone["stage"]) == (False, "authenticate")
+    assert gpulayer("doctor", "here").code == 0
+    assert gpulayer("doctor", "nobody").code == 2
+
+
 def test_why_shows_every_reason_of_the_last_plan_for_one_job(gpulayer: Commander) -> None:
     gpulayer.write("jobs.yaml", WHY)
     gpulayer.write(
