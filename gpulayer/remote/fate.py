@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 _MAX_REASON = 2000  # characters, as of any reason
+_LONGEST_NAME = 63  # of a host, as the inventory has it
+_MOST_RANKS = 100 * 1024
 
 
 class Fate:
@@ -32,7 +34,7 @@ class Fate:
         """`status` is `cancelled` or `timed_out`; `grace` is in seconds, None where each run's own holds."""
         self.node = node
         self.status = status
-        self.reason = reason
+        self.reason = reason and reason[:_MAX_REASON]
         self.grace = grace
         self.first_failure = first_failure
 
@@ -49,14 +51,14 @@ class Fate:
             and type(message["node"]) is int
             and 0 <= message["node"] < nodes
             and message["status"] in (states.CANCELLED, states.TIMED_OUT)
-            and isinstance(message["reason"], (str, type(None)))
+            and is_text(message["reason"])
             and (message["grace"] is None or _is_grace(message["grace"]))
             and (message["first_failure"] is None or _is_failure(message["first_failure"]))
         ):
             return cls(
                 message["node"],
                 message["status"],
-                message["reason"] and message["reason"][:_MAX_REASON],
+                message["reason"],
                 grace=message["grace"],
                 first_failure=message["first_failure"],
             )
@@ -72,5 +74,23 @@ def _is_failure(value: object) -> bool:
         isinstance(value, dict)
         and set(value) == {"rank", "host", "code", "signal"}
         and isinstance(value["host"], str)
-        and all(value[name] is None or type(value[name]) is int for name in ("rank", "code", "signal"))
+        and len(value["host"]) <= _LONGEST_NAME
+        and (value["rank"] is None or (type(value["rank"]) is int and 0 <= value["rank"] < _MOST_RANKS))
+        and (value["code"] is None or is_code(value["code"]))
+        and (value["signal"] is None or is_signal(value["signal"]))
     )
+
+
+def is_code(value: object) -> bool:
+    """Say whether this is how a process may exit."""
+    return type(value) is int and 0 <= value <= 255  # noqa: PLR2004  # what wait(2) has room for
+
+
+def is_signal(value: object) -> bool:
+    """Say whether this may have ended a process."""
+    return type(value) is int and 1 <= value <= 127  # noqa: PLR2004  # what wait(2) has room for
+
+
+def is_text(value: object) -> bool:
+    """Say whether this is text that every reader of a record can take, or none."""
+    return value is None or (isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from gpulayer.remote import states
-from gpulayer.remote.fate import Fate
+from gpulayer.remote.fate import Fate, is_code, is_signal, is_text
 from gpulayer.remote.rank import FIFO
 from gpulayer.remote.supervisor import Supervisor
+from gpulayer.remote.wire import strict_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpulayer.remote.runs import Run
 
 _READ = 64 * 1024
+_MOST_TOLD = 512  # bytes of what a rank's parent tells, which it writes at once (PIPE_BUF on macOS)
 
 
 class Member(Supervisor):
@@ -61,8 +62,10 @@ class Member(Supervisor):
 
     def _told(self, line: bytes) -> bool:
         """Take what a line tells; False where no parent of a rank of ours would say so."""
+        if len(line) > _MOST_TOLD:
+            return False
         try:
-            message = json.loads(line)
+            message: Any = strict_json(line)
             entry = self._ranks[message["rank"]]
             if entry["status"] not in states.LIVE:
                 return False
@@ -194,5 +197,5 @@ class Member(Supervisor):
 
 def _is_end(code: object, number: object, reason: object) -> bool:
     """Say whether these tell how a process ends: by a code or by a signal."""
-    kinds = {type(code), type(number)}
-    return kinds == {int, type(None)} and isinstance(reason, (str, type(None)))
+    one = is_signal(number) if code is None else number is None and is_code(code)
+    return one and is_text(reason)

@@ -14,6 +14,8 @@ import socket
 import sys
 import time
 
+from gpulayer.remote.wire import strict_json
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -109,7 +111,7 @@ class Link:
 
 def _message(line: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(line)
+        message = strict_json(line)
     except (ValueError, RecursionError):
         raise LinkLostError("it sent what is no message") from None
     if not isinstance(message, dict):

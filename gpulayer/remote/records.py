@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 
-from gpulayer.remote.wire import RequestError
+from gpulayer.remote.wire import RequestError, strict_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read(path: str, schema: str) -> dict[str, Any] | None:
             raise DamagedError(f"{path} is no record")
         data = file.read()
     try:
-        record = json.loads(data)
+        record = strict_json(data)
     except (ValueError, RecursionError):
         raise DamagedError(f"{path} is damaged") from None
     if not isinstance(record, dict) or record.get("schema") != schema:

@@ -242,6 +242,22 @@ def test_damaged_records_never_start_a_run_again(agents: Agents, tmp_path: Path,
     assert starts(journal) == 1
 
 
+def test_a_record_that_no_controller_could_read_is_damaged(agents: Agents) -> None:
+    """Told as it is, it would make every controller take the host for one that does not keep to the protocol."""
+    agent = agents()
+    spec = new_spec("exit 3")
+    agent.launch(spec)
+    agent.follow(spec["run"])
+    supervisor_has_ended(agent, spec["run"])
+    end = agent.run_folder(spec["run"]) / "exit.json"
+    told = end.read_bytes()
+    assert b'"code":3' in told
+    end.write_bytes(told.replace(b'"code":3', b'"code":' + b"9" * 80))
+    found = agent.status(spec["run"])
+    assert found is not None
+    assert (found["status"], found["reason"]) == ("lost", "supervisor_died")
+
+
 def test_a_run_whose_records_are_all_damaged_is_lost_and_known(agents: Agents, tmp_path: Path) -> None:
     agent = agents()
     journal, spec = journaled(tmp_path)

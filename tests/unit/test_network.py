@@ -141,11 +141,15 @@ def test_a_fate_comes_through_and_what_is_none_loses_the_link() -> None:
     fate = Fate(1, "cancelled", "why", grace=2.5, first_failure=failure)
     message = json.loads(json.dumps(fate.message()))
     assert Fate.read(message, 2).message() == fate.message()
+    long = Fate(1, "cancelled", "x" * 60_000)
+    assert Fate.read(long.message(), 2).reason == "x" * 2000
     wrong: list[dict[str, Any]] = [
         {"node": 2}, {"node": -1}, {"node": True}, {"node": "1"}, {"status": "exited"}, {"status": None},
         {"status": []}, {"grace": -1}, {"grace": True}, {"grace": "1"}, {"grace": float("inf")},
         {"reason": 1}, {"more": 1}, {"first_failure": {}}, {"first_failure": {**failure, "rank": "3"}},
-        {"first_failure": {**failure, "host": None}},
+        {"first_failure": {**failure, "host": None}}, {"first_failure": {**failure, "host": "h" * 64}},
+        {"first_failure": {**failure, "code": 2**80}}, {"first_failure": {**failure, "signal": 2**80}},
+        {"first_failure": {**failure, "rank": 2**80}}, {"reason": "\ud800"},
     ]  # fmt: skip
     for change in wrong:
         with pytest.raises(LinkLostError):
