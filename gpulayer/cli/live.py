@@ -18,8 +18,10 @@ from gpulayer.errors import ExitCode
 from gpulayer.remote import states
 from gpulayer.run import events
 from gpulayer.run.events import Event
+from gpulayer.run.work import Outcome
 
 STOPPED = frozenset({states.CANCELLED, states.TIMED_OUT})  # the ends after which people ask what is left
+UNDER_WAY = frozenset({Outcome.RUNNING.value, Outcome.QUEUED.value})
 LOOK = 2.0  # seconds between two looks at the progress bars of running jobs
 HINTS = """\
 what has started goes on
@@ -147,7 +149,8 @@ class Live:
         counts = ", ".join(
             f"{count} {outcome.replace('_', ' ')}" for outcome, count in event.detail["counts"].items() if count
         )
-        self._screen.say(f"{'done' if self.exit_code == ExitCode.OK else 'ended'}: {counts or 'nothing runs or waits'}")
+        over = "ended" if UNDER_WAY.isdisjoint(event.detail["counts"]) else "so far"  # --detach
+        self._screen.say(f"{'done' if self.exit_code == ExitCode.OK else over}: {counts or 'nothing runs or waits'}")
 
     def _judged(self, code: ExitCode) -> ExitCode:
         return ExitCode.OK if self._cancelling and code == ExitCode.JOB_FAILED else code

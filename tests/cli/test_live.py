@@ -98,6 +98,11 @@ def test_nothing_to_do_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     assert out == "done: nothing runs or waits\n"
 
 
+def test_what_goes_on_has_not_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    summary = event("summary", job=None, host=None, counts={"unreachable": 1, "running": 1}, exit_code=4)
+    assert tell([summary], capfd)[0] == "so far: 1 unreachable, 1 running\n"
+
+
 def test_json_is_one_object_a_line_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     out, err, _ = tell(STORY, capfd, machine=True)
     assert [json.loads(line)["event"] for line in out.splitlines()] == [moment.event for moment in STORY]
