@@ -427,10 +427,12 @@ def _placement_faults(job: IndependentJob) -> Iterator[Fault]:
     if not accelerators or len(set(accelerators)) < len(accelerators):
         yield Fault(("accelerator",), "names no accelerator, or one twice; name each once, the best first")
     kind = JobKind.DISTRIBUTED if isinstance(job, DistributedJob) else JobKind.INDEPENDENT
-    for accelerator in accelerators:
+    for nth, accelerator in enumerate(accelerators):
         row = support.row(accelerator, kind, job.framework)
-        if not row.allowed:
-            yield Fault(("accelerator",) if row.why == support.DISTRIBUTED_MPS else ("framework",), row.why)
+        if not row.allowed and row.why == support.DISTRIBUTED_MPS:
+            yield Fault(("accelerator", nth) if len(accelerators) > 1 else ("accelerator",), row.why)
+        elif not row.allowed:
+            yield Fault(("framework",), row.why)
     if isinstance(job, DistributedJob):
         yield from _gang_faults(job)
     yield from _resource_faults(job.resources, accelerators)

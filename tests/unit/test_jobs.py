@@ -187,7 +187,9 @@ def test_a_distributed_job_on_mps_is_the_same_error_from_a_document_and_from_cod
     from_document = messages(job_of, "accelerator: mps, distributed: {nodes: 2}")
     from_code = messages(DistributedJob, name="a", command="x", accelerator="mps")
     assert from_document == from_code == [("accelerator", DISTRIBUTED_MPS)]
-    assert messages(DistributedJob, name="a", command="x", accelerator=["cuda", "mps"]) == from_code
+    listed = messages(DistributedJob, name="a", command="x", accelerator=["cuda", "mps"])
+    assert listed == messages(job_of, "accelerator: [cuda, mps], distributed: {nodes: 2}")
+    assert listed == [("accelerator[1]", DISTRIBUTED_MPS)]
 
 
 def test_an_error_from_code_names_the_job() -> None:
