@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import asyncssh
@@ -120,7 +121,7 @@ def _unsafe(path: Path) -> tuple[str, str] | None:
         return f"is {kind}", "name the private key itself"
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
-        return f"can be read by others (mode {mode:04o})", f"chmod 600 {path}"
+        return f"can be read by others (mode {mode:04o})", f"chmod 600 {quote(str(path))}"
     return None
 
 

@@ -247,13 +247,10 @@ class Executor:
         try:
             await self.follower.collect(state)
         except (HostError, AgentError) as error:
-            if work.outcome is Outcome.SUCCEEDED:
-                work.outcome = Outcome.UNREACHABLE
-            self.reporter.warn(
-                f"the outputs could not be fetched: {error.message}",
-                fix=f"gpulayer fetch {state.run.job}",
-                run=state.run,
-            )
+            if work.outcome is Outcome.SUCCEEDED:  # where the host refuses, asking it again would not help
+                work.outcome = Outcome.UNREACHABLE if isinstance(error, HostError) else Outcome.FAILED
+            fix = f"gpulayer fetch {state.run.job}" if isinstance(error, HostError) else error.fix
+            self.reporter.warn(f"the outputs could not be fetched: {error.message}", fix=fix, run=state.run)
 
     async def _catch_up(self, work: Work, at_once: asyncio.Semaphore) -> None:
         """Get the rest of a finished run's log, then tell its end, which stands, and get its outputs."""

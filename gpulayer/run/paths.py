@@ -8,6 +8,7 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from gpulayer.errors import StateError, UsageError
@@ -15,6 +16,11 @@ from gpulayer.errors import StateError, UsageError
 NAME: Final = ".gpulayer"
 JOBS: Final = "jobs.yaml"
 RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def put_aside(path: Path, ending: str) -> str:
+    """Return the command that a person may paste to move something out of the way."""
+    return f"mv {quote(str(path))} {quote(f'{path}{ending}')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class Paths:
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 raise StateError(
                     f"{self.root} is a link or belongs to somebody else, so that others could change what it says",
-                    fix=f"look at it and move it away: mv {self.root} {self.root}.old",
+                    fix=f"look at it and move it away: {put_aside(self.root, '.old')}",
                 )
             if found.st_mode & 0o077:
                 self.root.chmod(0o700)

@@ -21,7 +21,7 @@ from gpulayer.errors import StateError
 from gpulayer.placement.plan import FirstFailure, KnownRun, RankEnd
 from gpulayer.remote import states
 from gpulayer.run.events import LOG_DROPPED, Event
-from gpulayer.run.paths import Paths
+from gpulayer.run.paths import Paths, put_aside
 
 APPLICATION: Final = 0x47504C59  # "GPLY": tells our database from any other SQLite file
 VERSION: Final = 3
@@ -342,7 +342,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _check_size(path: Path) -> None:
     """Refuse what SQLite would take for an empty database, and overwrite: a file shorter than its header."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size < HEADER:
-        raise _broken(path, "it is empty or no file")
+        raise _broken(path, "it is no file, or too short for a database")
 
 
 def _check(path: Path, connection: sqlite3.Connection) -> None:
@@ -353,7 +353,7 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
     if version != VERSION:
         raise StateError(
             f"{path} was written by another version of gpulayer (schema {version}, this one knows {VERSION})",
-            fix=f"use that version, or put the history aside: mv {path} {path}.old && gpulayer attach",
+            fix=f"use that version, or put the history aside: {put_aside(path, '.old')} && gpulayer attach",
         )
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
@@ -363,7 +363,7 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
 def _broken(path: Path, why: str) -> StateError:
     return StateError(
         f"{path} is damaged: {why}",
-        fix=f"put it aside and ask the hosts, which know their runs: mv {path} {path}.broken && gpulayer attach",
+        fix=f"put it aside and ask the hosts, which know their runs: {put_aside(path, '.broken')} && gpulayer attach",
     )
 
 

@@ -11,8 +11,10 @@ import jsonschema
 import pytest
 
 from gpulayer.errors import StalePlanError, UsageError
+from gpulayer.fleet.session import AgentError
 from gpulayer.placement.plan import Action
 from gpulayer.run.api import apply
+from gpulayer.run.follow import Follower
 from gpulayer.run.store import Store
 from tests.run.project import STARTED, Project, output, summary, words
 
@@ -137,6 +139,22 @@ async def test_code_travels_and_outputs_come_back(project: Project) -> None:
     (code / "sub" / "train.py").write_text("raise SystemExit(0)\n")
     with pytest.raises(StalePlanError, match="job a: its code was changed"):
         await project.apply(plan)
+
+
+async def test_a_job_whose_outputs_the_host_refuses_is_no_success(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write({"a": {"command": "touch out.txt", "outputs": ["*.txt"]}})
+    plan = await project.plan()
+
+    async def refused(*_: object) -> None:
+        raise AgentError("alpha", {"error": {"code": "quota", "message": "too many", "fix": "name fewer files"}})
+
+    monkeypatch.setattr(Follower, "fetch", refused)
+    events = await project.apply(plan)
+    assert summary(events) == (1, {"failed": 1})
+    (warning,) = [event for event in events if event.event == "warning"]
+    assert warning.detail["fix"] == "name fewer files"
 
 
 async def test_a_changed_document_makes_a_plan_stale(project: Project) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gpulayer.errors import StateError, UsageError
 from gpulayer.placement.plan import KnownRun
 from gpulayer.run.events import Event, now, status_event
-from gpulayer.run.paths import Paths, find_folder, write_private
+from gpulayer.run.paths import Paths, find_folder, put_aside, write_private
 from gpulayer.run.store import Intent, Store
 
 
@@ -186,7 +186,8 @@ def test_a_damaged_database_is_named_and_left_alone(tmp_path: Path, damage: str)
     with pytest.raises(StateError) as caught:
         Store.open(tmp_path)
     assert caught.value.fix is not None
-    assert f"mv {path}" in caught.value.fix
+    assert put_aside(path, ".broken") in caught.value.fix
+    assert put_aside(Path("/a b/c"), ".old") == "mv '/a b/c' '/a b/c.old'"
     assert before is None or path.read_bytes() == before
 
 
