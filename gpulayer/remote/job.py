@@ -82,11 +82,18 @@ def reset_signals() -> None:
 
 
 def environment(
-    run: Run, spec: dict[str, Any], secrets: dict[str, str], interpreter: str, defaults: dict[str, str]
+    run: Run,
+    spec: dict[str, Any],
+    secrets: dict[str, str],
+    interpreter: str,
+    defaults: dict[str, str],
+    *,
+    early: bool = False,
 ) -> dict[bytes, bytes]:
-    """Return the environment of the job and of its setup (contract: "Environment of a job"), as bytes.
+    """Return the environment of the job, or of its setup (contract: "Environment of a job"), as bytes.
 
-    `defaults` are set unless the host's own environment or the user sets them.
+    `defaults` are set unless the host's own environment or the user sets them. It is `early` while the interpreter may
+    have yet to be made, with another one.
     """
     made = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     made["PWD"] = run.work
@@ -106,7 +113,7 @@ def environment(
     made = {"PYTHONUNBUFFERED": "1", **defaults, **made}
     made.update(spec["env"])
     made.update(secrets)
-    made["PATH"] = os.pathsep.join((*_shims(run, interpreter), folder, made.get("PATH") or os.defpath))
+    made["PATH"] = os.pathsep.join((*_shims(run, interpreter, early=early), folder, made.get("PATH") or os.defpath))
     made["GPULAYER_ACCELERATOR"] = spec["accelerator"]
     made["GPULAYER_JOB"] = spec["job"]
     made["GPULAYER_RUN_ID"] = run.id
@@ -131,7 +138,7 @@ def _start(  # noqa: PLR0917  # what `lead` was given
 ) -> None:
     interpreter = interpreter_of(run, spec)
     defaults = {} if gang is None else gang.environment()
-    _make_work(run, spec, blobs, environment(run, spec, secrets, interpreter, defaults))
+    _make_work(run, spec, blobs, environment(run, spec, secrets, interpreter, defaults, early=True))
     variables = environment(run, spec, secrets, interpreter, defaults)  # anew: the setup may have made the interpreter
     os.chdir(run.work)
     failpoint("work-made")
@@ -220,15 +227,18 @@ def _run_setup(text: str, folder: str, variables: dict[bytes, bytes]) -> None:
         raise _StartError(f"setup exited with {os.WEXITSTATUS(status)}; its output is in the log")
 
 
-def _shims(run: Run, interpreter: str) -> list[str]:
+def _shims(run: Run, interpreter: str, *, early: bool) -> list[str]:
     """Make `python` and `python3` mean the interpreter, where its own folder lacks them or means another by them.
+
+    Where it is not there they fail, and say so: further on PATH they would be another one.
 
     Return the folder that does so, or nothing where it is not needed. It holds scripts and no links: the interpreter
     of a virtual environment finds that by the path it is started with.
     """
     folder, real = os.path.dirname(interpreter), os.path.realpath(interpreter)
-    lacking = [name for name in _PYTHONS if os.path.realpath(os.path.join(folder, name)) != real]
-    if not lacking or not os.access(interpreter, os.X_OK):
+    there = os.access(interpreter, os.X_OK)
+    lacking = [name for name in _PYTHONS if not there or os.path.realpath(os.path.join(folder, name)) != real]
+    if not lacking or (early and not there):
         return []
     os.makedirs(run.shims, mode=0o700, exist_ok=True)
     quoted = interpreter.replace("'", "'\\''")

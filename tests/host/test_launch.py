@@ -69,6 +69,14 @@ def test_python_is_the_jobs_interpreter_in_lists_and_strings(agent: AgentClient,
     )
 
 
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_an_interpreter_that_is_not_there_is_no_other_one(agent: AgentClient, name: str) -> None:
+    state, log = run(agent, f"echo begun; {name} -c 'print(1)'", python="/no/such/python3.99")
+    assert (state["status"], state["code"]) == ("exited", 127)
+    assert log.startswith(b"begun\n")
+    assert b"/no/such/python3.99: not found" in log.replace(b"No such file or directory", b"not found")
+
+
 def test_the_environment_is_the_contracts(agent: AgentClient) -> None:
     show = ["python", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     _, log = run(
