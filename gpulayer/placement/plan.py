@@ -305,7 +305,7 @@ def stale(plan: Plan, views: Sequence[HostView], documents: Sequence[tuple[str, 
     changes = []
     for path, sha256 in plan.documents:
         if path not in now:
-            changes.append(f"{path}: is gone")
+            changes.append(f"{path}: is gone, or not what is used now")
         elif now[path] != sha256:
             changes.append(f"{path}: was changed")
     by_name = {view.host.name: view for view in views}
