@@ -14,7 +14,7 @@ from gpulayer.remote.leases import Leases
 from gpulayer.remote.logcap import LIMIT
 from gpulayer.remote.occupants import RUN_ID, look, others, words
 from gpulayer.remote.runs import Run
-from gpulayer.remote.settling import live_state, settle, settled
+from gpulayer.remote.settling import live_state, settled
 from gpulayer.remote.supervisor import Supervisor
 from gpulayer.remote.wire import RequestError, refusal
 
@@ -127,8 +127,10 @@ def launch(
     try:
         lock = _claim(run)
         if lock is None or run.exists():
+            if lock is not None:
+                os.close(lock)  # before the answer: who has it may come at once with what needs the lock
             _check_key(run, spec)
-            answer.end({"ok": True, "new": False, "state": settled(run) if lock is None else settle(run, lock)})
+            answer.end({"ok": True, "new": False, "state": settled(run)})
             return
         failpoint("claimed")
         run.set_aside()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -67,6 +68,16 @@ def test_what_is_removed_is_not_run_again_and_is_still_known(agent: AgentClient,
     with pytest.raises(AgentError) as caught:
         agent.launch({**spec, "key": "other" + spec["key"]})
     assert caught.value.code == "conflict"
+
+
+def test_who_was_told_that_a_run_has_ended_holds_nothing_of_it_any_more(agent: AgentClient) -> None:
+    spec = finished(agent)
+    with (agent.run_folder(spec["run"]) / "lock").open() as lock:
+        for _ in range(50):  # the process that answers may live on for a moment
+            assert agent.launch(spec)["new"] is False
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    assert collect(agent, 3600)["young"] == 1
 
 
 def test_a_damaged_tombstone_is_a_lost_run_and_never_an_absent_one(agent: AgentClient, tmp_path: Path) -> None:
