@@ -139,6 +139,10 @@ async def test_a_server_without_a_safe_algorithm_is_refused(
     sshd_host: Callable[..., SshdHost], failure: Failure
 ) -> None:
     for name, line in (("old-cipher", "Ciphers 3des-cbc"), ("old-macs", "Ciphers aes256-ctr\nMACs hmac-sha1")):
-        error = await failure(sshd_host(name, config=[line]).host)
+        host = sshd_host(name, config=[line]).host
+        for _ in range(5):
+            error = await failure(host)
+            if "broke during the login" not in error.reason:  # its reset may overtake the list of what it knows
+                break
         assert error.stage is Stage.HOST_KEY
         assert "no safe algorithm in common" in error.reason
