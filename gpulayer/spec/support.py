@@ -191,6 +191,7 @@ _PROVEN: dict[Accelerator, frozenset[Framework | None]] = {
 
 # Of distributed jobs: with a rank on each device of one host.
 _PROVEN_TOGETHER: dict[Accelerator, frozenset[Framework | None]] = {
+    Accelerator.CUDA: frozenset({Framework.TORCH, None}),
     Accelerator.CPU: frozenset({Framework.TORCH, None}),
 }
 
