@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from gpulayer.errors import GpulayerError, HostError, Stage, UsageError
 from gpulayer.fleet.session import AgentError, Fleet, Session, unable
@@ -22,11 +24,15 @@ FLEET_SCHEMA: Final = "gpulayer.fleet/1"
 PROBE_LIMIT: Final = 130.0
 DEEP_PROBE_LIMIT: Final = 310.0
 ASIDE_LIMIT: Final = 5.0  # seconds that one host is waited for before a launch on another
+RECENT: Final = 5.0  # seconds for which a probe holds over one connection: who plans and applies at once looks once
 
 MOST_RUNS: Final = 100_000
 """Runs of one project that a host may tell of. More are no history but a flood."""
 
 LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists no runs
+
+Seen = tuple[Mapping[str, Any], HostFacts]
+_SEEN: Final[WeakKeyDictionary[Session, dict[Hashable, tuple[float, Seen]]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +130,15 @@ async def _probes(
     return report, facts, {python: found[python][1] for python in question.pythons}
 
 
-async def _probe(
-    session: Session, question: Question, python: str | None, frameworks: Collection[str]
-) -> tuple[Mapping[str, Any], HostFacts]:
+async def _probe(session: Session, question: Question, python: str | None, frameworks: Collection[str]) -> Seen:
+    asked, seen = (python, frozenset(frameworks), question.deep), _SEEN.setdefault(session, {})
+    if not question.fresh and asked in seen and time.monotonic() - seen[asked][0] < RECENT:
+        return seen[asked][1]
+    seen[asked] = time.monotonic(), await _ask_probe(session, question, python, frameworks)
+    return seen[asked][1]
+
+
+async def _ask_probe(session: Session, question: Question, python: str | None, frameworks: Collection[str]) -> Seen:
     reply = await session.request(
         "probe",
         timeout=DEEP_PROBE_LIMIT if question.deep else PROBE_LIMIT,

@@ -6,12 +6,13 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from gpulayer.errors import StalePlanError, UsageError
-from gpulayer.fleet.session import AgentError
+from gpulayer.fleet.session import AgentError, Reply, Session
 from gpulayer.placement.plan import Action
 from gpulayer.run.api import apply
 from gpulayer.run.follow import Follower
@@ -44,6 +45,25 @@ async def test_twelve_jobs_run_and_then_all_is_up_to_date(project: Project) -> N
     assert summary(await project.apply(again)) == (0, {"up_to_date": 12})
     assert summary(await project.apply(plan)) == (0, {"up_to_date": 12})
     assert set(project.starts().values()) == {1}
+
+
+async def test_who_plans_and_applies_at_once_looks_at_the_hosts_once(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    request = Session.request
+
+    async def spy(session: Session, op: str, *words: Any, **fields: Any) -> Reply:
+        asked.append((session.name, op))
+        return await request(session, op, *words, **fields)
+
+    monkeypatch.setattr(Session, "request", spy)
+    project.write({"one": {"command": "true"}})
+    assert summary(await project.apply(await project.plan())) == (0, {"succeeded": 1})
+    assert sorted(host for host, op in asked if op == "probe") == sorted(project.hosts)
+    monkeypatch.setattr("gpulayer.run.survey.RECENT", 0.0)
+    await project.plan()
+    assert sorted(host for host, op in asked if op == "probe") == sorted([*project.hosts] * 2)
 
 
 async def test_what_another_controller_ran_is_up_to_date_and_brought_here(project: Project, tmp_path: Path) -> None:
