@@ -18,7 +18,7 @@ def test_the_exit_codes_are_all_of_them() -> None:
 
 def test_each_promise_names_the_tests_that_hold_it() -> None:
     section = README.partition("## What is promised\n")[2].partition("\n## ")[0].partition("Not promised:")[0]
-    promises = re.split(r"^\d\. ", section, flags=re.MULTILINE)[1:]
+    promises = re.split(r"^(?:\d\. |Of a )", section, flags=re.MULTILINE)[1:]
     assert len(promises) == 6
     for promise in promises:
         named = re.findall(r"\]\((tests/[a-z_/]+\.py)\)", promise)
