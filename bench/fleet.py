@@ -133,7 +133,7 @@ def compare(name: str, runs: int, ways: dict[str, Callable[[int], tuple[float, f
             if way == rival
             else f"   {wall / medians[rival][0]:.2f} of its wall, {cpu / medians[rival][1]:.2f} of its CPU"
         )
-        print(f"{name:7} {way:10} wall {wall:6.3f} s   controller CPU {cpu:6.3f} s{ratio}")
+        print(f"{name:7} {way:14} wall {wall:6.3f} s   controller CPU {cpu:6.3f} s{ratio}")
     return {way: dict(zip(("wall_s", "cpu_s"), row, strict=True)) for way, row in medians.items()}
 
 

@@ -2,9 +2,10 @@
 
     python -m bench.gang --runs 5
 
-Both run the real torchrun and a program that joins the process group (gloo), and end when all four ranks have told the sum
-of their all-reduce and have ended. GPUlayer plans besides, checks that the nodes reach each other, and keeps a record of
-every rank. As root the hosts have addresses of their own.
+All run the real torchrun and a program that joins the process group (gloo), and end when all four ranks have told the sum
+of their all-reduce and have ended. `apply` carries out a plan that was made before, as the commands by hand were written
+before; `plan and apply` makes it in the same command. GPUlayer checks besides that the nodes reach each other, and keeps
+a record of every rank. As root the hosts have addresses of their own.
 """
 
 from __future__ import annotations
@@ -48,17 +49,22 @@ class Gangs(Bench):
         else:
             self.farm.host(name, kind=NetworkHost, address=self.switch.address(number), python=sys.executable)
 
-    def jobs(self, turn: int) -> str:
-        """A jobs file with one gang that no earlier turn has run."""
+    def jobs(self, turn: int, way: str = "plan and apply") -> str:
+        """A jobs file with one gang that was not run before: neither in an earlier turn nor in another way."""
         path = self.folder / "jobs.yaml"
         job = {
             "accelerator": "cpu",
-            "env": {"TURN": str(turn)},
+            "env": {"TURN": f"{turn} {way}"},
             "command": ["python", "-c", PROGRAM],
             "distributed": {"nodes": NODES},
         }
         path.write_text(yaml.safe_dump({"version": 1, "name": "bench", "jobs": {"gang": job}}))
         return str(path)
+
+    def planned(self, turn: int) -> str:
+        """A plan of `jobs`."""
+        self.timed(self.gpulayer("plan", self.jobs(turn, "apply")), 1, "gang")
+        return str(self.folder / ".gpulayer" / "plan.json")
 
     def by_hand(self) -> list[str]:
         """What one types who has read torchrun's page and gloo's: a free port, an interface, a command for each host."""
@@ -94,7 +100,10 @@ def main() -> None:
             "gang",
             options.runs,
             {
-                "gpulayer": lambda turn: bench.timed(bench.gpulayer("apply", "--yes", bench.jobs(turn)), NODES, SUM),
+                "apply": lambda turn: bench.timed(bench.gpulayer("apply", bench.planned(turn)), NODES, SUM),
+                "plan and apply": lambda turn: bench.timed(
+                    bench.gpulayer("apply", "--yes", bench.jobs(turn)), NODES, SUM
+                ),
                 "ssh": lambda _: bench.timed(bench.by_hand(), NODES, SUM),
             },
         )
