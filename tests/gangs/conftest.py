@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,11 +11,10 @@ import pytest
 
 from gpulayer.fleet.transport import ConnectOptions
 from tests.gangs.network import NAMESPACES, SWITCHES, NetworkHost, Switch
-from tests.run.project import Project
+from tests.run.project import Project, new_project
 from tests.sshd import Farm, SshdHost
 
 NAMES = ("alpha", "beta", "gamma", "delta")
-_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -43,11 +41,6 @@ def quartet(farm: Farm) -> Iterator[dict[str, SshdHost]]:
 async def project(
     tmp_path: Path, quartet: dict[str, SshdHost], connect_options: ConnectOptions
 ) -> AsyncIterator[Project]:  # fmt: skip
-    """A project on the four hosts; no two tests share a name, so that none sees another's runs."""
-    folder = tmp_path / f"gang-{next(_NUMBERS)}"
-    folder.mkdir()
-    project = Project(
-        folder=folder, hosts=dict(quartet), options=connect_options, extra={name: {"max_jobs": 2} for name in quartet}
-    )
-    yield project
-    await project.close()
+    """A project on the four hosts."""
+    async with new_project(tmp_path, "gang", quartet, connect_options) as project:
+        yield project

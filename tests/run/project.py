@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from gpulayer.run.store import Store
 from gpulayer.spec.inventory import Inventory, load_inventory
 from gpulayer.spec.jobs import JobSet, load_jobs
 from tests.sshd import SshdHost
+
+_NUMBERS = itertools.count()
 
 # Tells the host-side journal that a run has started, before it does anything else.
 STARTED = 'echo "$GPULAYER_RUN_ID" >> ~/journal'
@@ -160,3 +164,17 @@ def output(events: Sequence[Event], job: str) -> bytes:
             assert event.detail["offset"] == len(data)
             data += event.data
     return data
+
+
+@asynccontextmanager
+async def new_project(
+    parent: Path, prefix: str, hosts: dict[str, SshdHost], options: ConnectOptions
+) -> AsyncIterator[Project]:  # fmt: skip
+    """A project on these hosts, of two CPU slots each; no two share a name, so that none sees another's runs."""
+    folder = parent / f"{prefix}-{next(_NUMBERS)}"
+    folder.mkdir()
+    project = Project(
+        folder=folder, hosts=dict(hosts), options=options, extra={name: {"max_jobs": 2} for name in hosts}
+    )
+    yield project
+    await project.close()
