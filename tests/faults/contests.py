@@ -61,4 +61,4 @@ async def one_gpu(scene: Scene, *, rounds: int) -> None:
 
 async def history(project: Project) -> list[KnownRun]:
     """Return the runs of a project as its own history tells."""
-    return await api.status(project.folder, project.inventory, fleet=project.fleet)
+    return await project.status()

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpulayer.run import api
 from tests.faults.hosts import PoweredHost, send, start_of
 from tests.faults.oracle import journaled
 from tests.faults.proxy import Proxy
@@ -162,7 +161,7 @@ class Mix:
                 break
             assert time.monotonic() < give_up, f"{code} {counts}"
         self.scene.check()
-        assert not {run.status for run in await api.status(project.folder, project.inventory, fleet=project.fleet)} & {
+        assert not {run.status for run in await project.status()} & {
             "running", "launching", "stopping", "orphaned", "unknown"
         }  # fmt: skip
 

@@ -60,7 +60,7 @@ async def test_a_controller_that_dies_around_a_launch_leaves_a_question_that_the
     project.write({"a": {"command": journaled()}})
     with scene.controller(project, "apply", fail=f"{point}:kill:1") as controller:
         assert controller.wait(30) == -signal.SIGKILL
-    before = {run.job: run for run in await api.status(project.folder, project.inventory, fleet=project.fleet)}
+    before = {run.job: run for run in await project.status()}
     assert before["a"].status in {found, "queued", "running"}
     events = await project.apply()
     assert summary(events)[0] == 0

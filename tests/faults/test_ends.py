@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpulayer.run import api
 from gpulayer.run.afterwards import status_document
 from gpulayer.run.events import Event
 from tests.faults.hosts import PoweredHost, is_stopped, until
@@ -47,7 +46,7 @@ async def test_an_orphan_holds_its_device_to_its_end_and_its_timeout_holds(scene
     async for event in applied(other):
         events.append(event)
         if event.event == "queued":
-            (status,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+            (status,) = await project.status()
             assert status.status == "orphaned"
             release(project)
     assert summary(events) == (0, {"succeeded": 1})
@@ -68,7 +67,7 @@ async def test_an_orphan_whose_limit_passed_while_nobody_looked_is_timed_out_lat
     await until(lambda: uptime() > record["deadline"])
     events = await project.attach(None)
     assert summary(events) == (1, {"failed": 1})
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert (run.status, run.reason) == ("timed_out", "late")
     scene.check()
 
@@ -85,12 +84,12 @@ async def test_a_killed_leader_takes_its_children_along(scene: Scene) -> None:
     project = scene.project()
     project.write({"a": {"command": journaled("sleep 1000 & sleep 1000", device=True)}}, accelerator="cuda")
     runs = await detached(scene, project)
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert (run.status, run.foreign_process, run.left) == ("running", [], None)
     host.kill(scene.record("a", runs["a"])["leader"])
     events = await project.attach(None)
     assert summary(events) == (1, {"failed": 1})
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert (run.status, run.signal) == ("signaled", 9)
     assert (run.foreign_process, run.left) == ([], {"tree": "empty", "devices": {ONE_GPU: "free"}, "processes": []})
     jsonschema.validate(status_document([run]), json.loads(Path("schemas/status.schema.json").read_text()))
@@ -106,12 +105,12 @@ async def test_a_stopped_supervisor_is_not_lost_and_keeps_the_limit_when_it_goes
     record = scene.record("a", runs["a"])
     host.kill(record["supervisor"], signal.SIGSTOP)
     await until(lambda: uptime() > record["deadline"])
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert run.status == "running"
     assert "supervisor" in (run.reason or "")
     host.kill(record["supervisor"], signal.SIGCONT)
     await project.attach(None)
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert run.status == "timed_out"
     scene.check()
 
@@ -231,7 +230,7 @@ async def test_what_is_decided_while_a_host_is_away_holds_when_it_is_back(scene:
     host.start()
     assert summary(await project.cancel(["unwanted"])) == (1, {"cancelled": 1})
     await project.attach(None)
-    runs = {run.job: run for run in await api.status(project.folder, project.inventory, fleet=project.fleet)}
+    runs = {run.job: run for run in await project.status()}
     assert (runs["late"].status, runs["late"].reason) == ("timed_out", None)
     assert runs["unwanted"].status == "cancelled"
     scene.check()

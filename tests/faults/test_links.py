@@ -146,7 +146,7 @@ async def test_a_swapped_host_key_is_a_hard_stop(scene: Scene) -> None:
     true_key = host.host_key.read_bytes()
     shutil.copy(keygen(host.home / "another"), host.host_key)
     host.start()
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert run.status == "unknown"
     assert "key" in (run.reason or "")
     project.write({"a": {"command": journaled(TALKS % project.folder)}})  # now the other host would do

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from gpulayer.run import api
 from tests.faults.contests import one_gpu, together
 from tests.faults.hosts import until
 from tests.faults.launches import Launches
@@ -139,5 +138,5 @@ async def test_two_seconds_and_twenty_kilobytes(scene: Scene) -> None:
     assert summary(events) == (0, {"succeeded": 1})
     assert output(events, "a") == bytes(200_000)
     assert not [event for event in events if event.event == "link_lost"]
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert run.status == "exited"

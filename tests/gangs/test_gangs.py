@@ -110,7 +110,7 @@ async def test_an_all_reduce_over_four_hosts_gives_the_sum(project: Project) -> 
         assert (project.paths.outputs(f"{run}-n{node}") / f"rank{node}.txt").read_text() == address
     for event in events:
         SCHEMAS["event"].validate(event.to_json())
-    document = status_document(await api.status(project.folder, project.inventory, fleet=project.fleet))
+    document = status_document(await project.status())
     SCHEMAS["status"].validate(document)
     assert [rank["code"] for node in document["runs"][0]["nodes"] for rank in node["ranks"]] == [0] * 4
     assert {job.action for job in (await project.plan()).jobs} == {Action.UP_TO_DATE}
@@ -197,7 +197,7 @@ async def test_who_left_and_who_comes_later_find_the_gang_again(project: Project
     other = Project(folder=elsewhere, hosts=project.hosts, options=project.options, extra=project.extra)
     (found,) = (await other.plan()).jobs
     assert (found.action, len(found.placements)) == (Action.FOLLOW, 2)
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert (run.status, [rank.status for part in run.members for rank in part.ranks]) == ("running", ["running"] * 2)
     release(project)
     assert summary(await other.attach(None)) == (0, {"succeeded": 1})

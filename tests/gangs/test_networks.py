@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpulayer.run import api, gang, launch
+from gpulayer.run import gang, launch
 from gpulayer.run.events import Event
 from tests.gangs.network import NetworkHost, inside
 from tests.gangs.programs import gated
@@ -106,7 +106,7 @@ async def test_a_host_that_is_gone_leaves_the_gang_unknown_until_it_is_asked_aga
         alpha.find(beta)
         beta.find(alpha)
         beta.start()
-    gang, _ = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    gang, _ = await project.status()
     assert (gang.status, gang.reason) in {("lost", "alpha was lost"), ("lost", "beta was lost")}
 
 

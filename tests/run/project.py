@@ -16,7 +16,7 @@ from typing import Any
 
 from gpulayer.fleet.session import Fleet
 from gpulayer.fleet.transport import ConnectOptions
-from gpulayer.placement.plan import Plan
+from gpulayer.placement.plan import KnownRun, Plan
 from gpulayer.run import api
 from gpulayer.run.events import Event
 from gpulayer.run.paths import Paths
@@ -90,6 +90,9 @@ class Project:
     async def attach(self, plan: Plan | None, **options: Any) -> list[Event]:
         events = api.attach(self.jobs, self.inventory, plan, fleet=self.fleet, **options)
         return [event async for event in events]
+
+    async def status(self) -> list[KnownRun]:
+        return await api.status(self.folder, self.inventory, fleet=self.fleet)
 
     async def cancel(self, jobs: Sequence[str] | None, **options: Any) -> list[Event]:
         events = api.cancel(

@@ -62,7 +62,7 @@ async def test_leaving_detaches_and_attach_goes_on_with_the_queue(project: Proje
     project.write({f"job-{n}": {"command": gated(project.folder)} for n in range(8)})
     plan = await project.plan()
     await leave_when(project, "output", 6)
-    statuses = {run.job: run.status for run in await api.status(project.folder, project.inventory, fleet=project.fleet)}
+    statuses = {run.job: run.status for run in await project.status()}
     assert sorted(statuses.values()) == ["queued"] * 2 + ["running"] * 6
     release(project)
     assert summary(await project.attach(plan)) == (0, {"succeeded": 8})
@@ -137,7 +137,7 @@ async def test_a_host_that_stays_away_leaves_its_runs_unknown(project: Project) 
             if event.event == "output" and host.process is not None:
                 host.stop()
         assert summary(seen) == (4, {"succeeded": 1, "unknown": 1})
-        runs = await api.status(project.folder, project.inventory, fleet=project.fleet)
+        runs = await project.status()
         assert {run.job: run.status for run in runs} == {"away": "unknown", "here": "exited"}
         # What cannot be known is never run elsewhere, whatever the plan says.
         project.write({"away": {"command": gated(project.folder)}})
@@ -182,7 +182,7 @@ async def cancel_out_of_reach(project: Project) -> None:
         assert summary(events) == (4, {"unknown": 1})
         said = [event.detail["message"] for event in events if event.event == "warning"]
         assert "its cancel is kept, and sent when the host answers next" in said
-        (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+        (run,) = await project.status()
         assert run.status == "unknown"
         assert run.reason is not None
         assert run.reason.endswith("; its cancel is kept, and sent when the host answers next")
@@ -203,12 +203,12 @@ async def test_a_cancel_out_of_reach_is_sent_by_attach(project: Project) -> None
 
 async def test_a_cancel_out_of_reach_is_sent_by_status(project: Project) -> None:
     await cancel_out_of_reach(project)
-    (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    (run,) = await project.status()
     assert (run.status, run.reason) == (
         "running", "its cancel, which was kept while the host did not answer, was sent now",
     ) or run.status in {"stopping", "cancelled"}  # fmt: skip
     while run.status != "cancelled":
-        (run,) = await api.status(project.folder, project.inventory, fleet=project.fleet)
+        (run,) = await project.status()
 
 
 async def test_a_cancel_out_of_reach_is_sent_by_an_apply_of_other_jobs(project: Project) -> None:
@@ -217,9 +217,9 @@ async def test_a_cancel_out_of_reach_is_sent_by_an_apply_of_other_jobs(project: 
     assert summary(await project.apply()) == (0, {"succeeded": 1})
     with Store.open(project.folder) as store:
         assert store.kept_cancels() == []
-    runs = await api.status(project.folder, project.inventory, fleet=project.fleet)
+    runs = await project.status()
     while "cancelled" not in {run.status for run in runs}:
-        runs = await api.status(project.folder, project.inventory, fleet=project.fleet)
+        runs = await project.status()
 
 
 async def test_a_cancel_out_of_reach_is_sent_by_whoever_follows_when_the_link_is_back(project: Project) -> None:
