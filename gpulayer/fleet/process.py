@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -34,7 +36,10 @@ async def start_process(words: Sequence[str], environment: Mapping[str, str], re
 
 
 class _ProcessChannel(asyncio.SubprocessProtocol):
-    """Joins the child's pipes to the receiver. Ends when the child has ended and its pipes are read to the end."""
+    """Joins the child's pipes to the receiver. Ends when the child has ended and its pipes are read to the end.
+
+    Once aborted it ends with the child, whoever else may hold the pipes (ssh's ProxyCommand and `Match exec` do).
+    """
 
     peer = None  # this machine, or what only the system's ssh knows
 
@@ -43,6 +48,7 @@ class _ProcessChannel(asyncio.SubprocessProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.SubprocessTransport | None = None
+        self._aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)
@@ -64,6 +70,10 @@ class _ProcessChannel(asyncio.SubprocessProtocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
+    def process_exited(self) -> None:
+        if self._aborted and self._transport is not None:
+            self._transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._writable.set()
         status = None
@@ -84,10 +94,18 @@ class _ProcessChannel(asyncio.SubprocessProtocol):
             pipe.close()
 
     def abort(self) -> None:
+        self._aborted = True
         if (pipe := self._stdin()) is not None:
             pipe.abort()  # the shell alone is killed: the agent, its child, ends with its input
-        if self._transport is not None and self._transport.get_returncode() is None:
-            self._transport.kill()
+        if self._transport is None:
+            return
+        if self._transport.get_returncode() is not None:
+            self._transport.close()
+        else:
+            # The transport's own kill() collects an ended child's status before asyncio's watcher can, on Python before
+            # 3.13: the end is then told as 255, and a warning is printed (python/cpython#87744).
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._transport.get_pid(), signal.SIGKILL)
 
     def _stdin(self) -> asyncio.WriteTransport | None:
         pipe = self._transport and self._transport.get_pipe_transport(0)

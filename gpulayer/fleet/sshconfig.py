@@ -7,11 +7,13 @@ runs there as it would for ssh itself; we run nothing ourselves. Only the keys t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import glob
 import os
 import pwd
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,6 +197,7 @@ async def _ask_ssh(host: Host, options: ConnectOptions) -> dict[str, list[str]]:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=login_environment("LANG", "SSH_AUTH_SOCK"),
+            start_new_session=True,  # so that what a `Match exec` started ends with it
         )
     except OSError as error:
         raise HostError(
@@ -207,14 +210,17 @@ async def _ask_ssh(host: Host, options: ConnectOptions) -> dict[str, list[str]]:
         async with asyncio.timeout(_PATIENCE):
             output, errors = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise HostError(
             host.name,
             Stage.RESOLVE,
             f"`ssh -G {host.target}` did not end within {_PATIENCE:.0f} s",
             fix=f"look for a `Match exec` in {options.ssh_config} that hangs",
         ) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
     if process.returncode:
         text = errors.decode(errors="replace").strip()
         raise HostError(

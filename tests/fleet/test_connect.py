@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -23,6 +24,7 @@ from gpulayer.fleet.openssh import OpenSshTransport, _NewKeys
 from gpulayer.fleet.session import Fleet, Session
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.spec.inventory import Host, Inventory, TransportKind
+from tests.faults.hosts import until
 from tests.fleet.conftest import Failure, Greet
 from tests.sshd import ADDRESS, USER, Farm, SshdHost, keygen, known_hosts_line
 
@@ -252,6 +254,39 @@ async def test_the_configuration_weakens_none_of_openssh_s_settings(
     assert kept == set()
     assert {"stricthostkeychecking true", "forwardagent no", "controlmaster false", "batchmode yes"} < ours
     assert f"userknownhostsfile {str(connect_options.known_hosts[0]).lower()}" in ours
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> tuple[Path, Path]:
+    """A configuration whose `Match exec` hangs, and the file in which it leaves its pid."""
+    config, pid = tmp_path / "config", tmp_path / "pid"
+    config.write_text(f'Match exec "echo $$ > {pid}; exec sleep 60"\n  User nobody\n')
+    return config, pid
+
+
+async def test_a_match_exec_that_hangs_is_told_and_ended(
+    failure: Failure, hanging: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulayer.fleet.sshconfig._PATIENCE", 0.5)
+    config, pid = hanging
+    begun = time.monotonic()
+    error = await failure(Host(name="slow", address=ADDRESS, port=9), ssh_config=config)
+    assert time.monotonic() - begun < 20
+    assert (error.stage, error.fix) == (Stage.RESOLVE, f"look for a `Match exec` in {config} that hangs")
+    await until(lambda: not Path(f"/proc/{pid.read_text().strip()}/exe").exists())
+
+
+async def test_a_match_exec_that_hangs_in_ssh_itself_delays_no_end(
+    failure: Failure, hanging: tuple[Path, Path]
+) -> None:
+    config, pid = hanging
+    limits = {"connect_timeout": 1.0, "login_timeout": 0.0, "start_timeout": 0.5}
+    begun = time.monotonic()
+    host = Host(name="slow", address=ADDRESS, port=9, transport=TransportKind.OPENSSH)
+    error = await failure(host, ssh_config=config, **limits)
+    assert time.monotonic() - begun < 20
+    assert error.stage is Stage.SHELL
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 async def test_what_a_server_makes_ssh_say_costs_no_time_and_shows_as_it_is(connect_options: ConnectOptions) -> None:
