@@ -234,13 +234,12 @@ class Hub(Gang):
         for claim in list(self._claims):
             try:
                 node = claim.step() if claim.link in ready else None
+                if node is not None and node not in self._links:
+                    self._links[node] = claim.take()
+                    self._claims.remove(claim)
+                elif node is not None or time.monotonic() - claim.since > _PROVE:
+                    self._drop([claim])
             except LinkLostError:
-                self._drop([claim])
-                continue
-            if node is not None and node not in self._links:
-                self._claims.remove(claim)
-                self._links[node] = claim.link
-            elif node is not None or time.monotonic() - claim.since > _PROVE:
                 self._drop([claim])
         if self._ports.control in ready:
             with contextlib.suppress(OSError, LinkLostError):

@@ -233,6 +233,8 @@ class Claim:
         self._proof = proof
         self._nodes = nodes
         self._ours = nonce()
+        self._theirs = ""
+        self._node = 0
         link.send({"nonce": self._ours})
 
     def step(self) -> int | None:
@@ -243,9 +245,17 @@ class Claim:
                 raise LinkLostError("it is no node of this gang")
             if not self._proof.holds(message.get("mac"), "node", node, self._ours, theirs):
                 raise LinkLostError("it does not know the gang's token")
-            self.link.send({"mac": self._proof.mac("hub", node, self._ours, theirs)})
+            self._node, self._theirs = node, theirs
             return node
         return None
+
+    def take(self) -> Link:
+        """Prove ourselves in turn, by which the node knows this link, of all that it tries, as the one that counts.
+
+        Raises LinkLostError.
+        """
+        self.link.send({"mac": self._proof.mac("hub", self._node, self._ours, self._theirs)})
+        return self.link
 
 
 def check_port(address: str, port: int, limit: float) -> None:

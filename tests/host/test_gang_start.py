@@ -148,6 +148,33 @@ def test_who_does_not_know_the_token_joins_nothing_and_learns_nothing(gangs: Gan
     assert [ends(state)[:2] for state in gang.follow(agents)] == [("exited", 0)] * 2
 
 
+def test_of_all_ways_that_a_node_tries_both_ends_keep_the_same(gangs: Gangs) -> None:
+    gang = gangs(3)
+    gang.hold(0, gang.start(0), ["true"])
+    assert gang.endpoint is not None
+    proof = Proof(TOKEN, gang.spec(0, "")["gang"]["run"])
+    ways = [Link(socket.create_connection(("127.0.0.1", gang.endpoint["port"]))) for _ in range(2)]
+    for link in ways:
+        (challenge,) = await_messages(link)
+        link.send({"node": 1, "nonce": "0", "mac": proof.mac("node", 1, challenge["nonce"], "0")})
+    answers = [await_messages(link) for link in ways]
+    assert sorted(map(len, answers)) == [0, 1]
+    kept = ways[0 if answers[0] else 1]
+    gang.hold(2, gang.start(2), ["true"])
+    assert await_messages(kept) == [{"commit": True}]
+    for link in ways:
+        link.close()
+
+
+def await_messages(link: Link) -> list[dict[str, Any]]:
+    """Wait for what the other end says, nothing where it has hung up."""
+    assert select.select([link], [], [], 20)[0]
+    try:
+        return link.receive()
+    except LinkLostError:
+        return []
+
+
 def test_a_node_that_another_program_poses_as_does_not_fool_the_others(gangs: Gangs) -> None:
     """The proof is mutual: what listens at an address of the hub, as a bridge's that many machines have, is not it."""
     gang = gangs(2)
