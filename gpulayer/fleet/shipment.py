@@ -25,7 +25,7 @@ _LOADER = (
     "f=io.BufferedReader(io.FileIO(0,closefd=False),1);"
     "n,d,k=f.readline(199).split();b=f.read(int(n));"
     "hashlib.sha256(b).hexdigest()==d.decode() or sys.exit(99);"
-    "exec(zlib.decompress(b),dict(nonce=k.decode()))"
+    "exec(zlib.decompress(b),dict(nonce=k.decode(),build=d.decode()))"
 )
 
 # Each candidate is tried until one is new enough. 98 comes from the loader, 2 from interpreters that do not know -I,
@@ -72,9 +72,9 @@ def payload() -> bytes:
     sources = {name: _source(name) for name in shipped()}
     program = (
         f"{sources['gpulayer.remote.importer']}\n"
-        f"install({sources!r})\n"
+        f"importer = install({sources!r}, build)\n"
         "from gpulayer.remote.agent import main\n"
-        "main(nonce)\n"
+        "main(nonce, importer)\n"
     )
     return zlib.compress(program.encode(), 9)
 

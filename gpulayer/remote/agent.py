@@ -14,13 +14,14 @@ import select
 import signal
 import time
 
-from gpulayer.remote.operations import OPERATIONS, Host, Request, Task
+from gpulayer.remote.host import Host, Request, Task
 from gpulayer.remote.wire import WINDOW, FrameReader, ProtocolError, RequestError, encode, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpulayer.remote.importer import MemoryImporter
     from gpulayer.remote.operations import Stream
 
 SILENCE = 60.0
@@ -51,9 +52,10 @@ class _Stream:
 class Agent:
     """Serves one connection, given as two file descriptors."""
 
-    def __init__(self, nonce: str, source: int, sink: int) -> None:
-        """`nonce` is this connection's; the descriptors become non-blocking."""
+    def __init__(self, nonce: str, source: int, sink: int, importer: MemoryImporter | None) -> None:
+        """`nonce` is this connection's; the descriptors become non-blocking. `importer` has our modules, if shipped."""
         self._nonce = nonce
+        self._importer = importer
         self._source = source
         self._sink = sink
         self._reader = FrameReader(nonce)
@@ -128,15 +130,19 @@ class Agent:
     def _begin(self, request: Request) -> None:
         if request.op == "hello":
             self._host = Host(request, self._nonce, self._umask)
+            if self._importer is not None:
+                self._importer.remember(os.path.join(self._host.folder, "code"))
             self._answer(request.id, {"ok": True, **self._host.introduce()})
             return
         if request.op == "ping":
             self._answer(request.id, {"ok": True, "now": time.time()})
             return
-        if request.op not in OPERATIONS:
-            raise RequestError("request", f"{request.op!r} is no operation of this agent")
         if self._host is None:
             raise RequestError("request", "the first request must be 'hello'")
+        from gpulayer.remote.operations import OPERATIONS
+
+        if request.op not in OPERATIONS:
+            raise RequestError("request", f"{request.op!r} is no operation of this agent")
         result = OPERATIONS[request.op](self._host, request)
         if isinstance(result, dict):
             self._answer(request.id, {"ok": True, **result})
@@ -237,12 +243,14 @@ class Agent:
     def _end(self) -> None:
         if self._host is not None:
             self._host.close()
+            if self._importer is not None:
+                self._importer.keep()
         for task, _ in self._tasks.values():
             if task.bound:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(task.pid, signal.SIGTERM)
 
 
-def main(nonce: str, source: int = 0, sink: int = 1) -> None:
+def main(nonce: str, importer: MemoryImporter | None = None, *, source: int = 0, sink: int = 1) -> None:
     """Serve the connection on the descriptors `source` and `sink` until it ends."""
-    Agent(nonce, source, sink).run()
+    Agent(nonce, source, sink, importer).run()

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _CHUNK = 256 * 1024
 _TOLD = ("status", "foreign_process", "ranks", "first_failure")  # of a state, where it has changed
 _SETTLE = 1.0  # seconds between looks at whether a run's supervisor lives
-_SHORTEST, _SHORT, _LONGEST = 0.002, 0.004, 0.128  # seconds between looks at a log
-_FRESH, _YOUNG = 0.1, 1.0  # seconds since the beginning up to which the first two hold
+_SHORTEST, _LONGEST = 0.002, 0.128  # seconds between looks at a log
+_DUE, _ANY_TIME = 16, 4
+"""What a silence is divided by for the next pause: once a state has changed output is due, and waited for closely."""
 
 
 def follow(
@@ -40,14 +41,12 @@ def follow(
     entry = _entry(run, state, rank)
     yield {"state": state}, b""
     if run.buried:
-        if offset == entry["log_size"]:
-            return {"state": state}
-        raise removed(run)
-    path = run.log if rank is None else run.rank_log(rank)
-    log = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
+        return _last_word(run, state, whole=offset == entry["log_size"])
+    log = _open(run, rank)
     try:
         _check_tail(log, offset, tail, entry.get("log_hole"))
-        begun = heard = looked = time.monotonic()
+        news = looked = time.monotonic()
+        share = _DUE if rank is None else _ANY_TIME  # a rank begins seconds later, and its state tells
         sign = None
         while True:
             now = time.monotonic()
@@ -55,9 +54,10 @@ def follow(
             if latest != sign or now - looked >= _SETTLE:
                 sign, looked = latest, now
                 before, state = state, settled(run) or state
-                new = any(state.get(name) != before.get(name) for name in _TOLD)
-                if new and state["status"] not in states.FINAL:
-                    yield {"state": state}, b""
+                if _differ(before, state):
+                    news, share = now, _DUE
+                    if state["status"] not in states.FINAL:
+                        yield {"state": state}, b""
             # The state is read before the log: a final state then comes after all that belongs to it.
             final = state["status"] in states.FINAL
             header, data, after = _next(log, offset, _entry(run, state, rank), final=final)
@@ -65,13 +65,25 @@ def follow(
                 if data and _sign(run) != sign:
                     continue  # what was just read may have been dropped: the new state tells
                 yield header, data
-                offset, heard = after, now
+                offset, news, share = after, now, _ANY_TIME
             elif final:
                 return {"state": state}
             else:
-                yield _pause(now, begun, heard)
+                yield _pause(now, (now - news) / share)
     finally:
         os.close(log)
+
+
+def _last_word(run: Run, state: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+    """Return the answer of a run that was removed: its log went too, unless the follower has the whole of it."""
+    if not whole:
+        raise removed(run)
+    return {"state": state}
+
+
+def _open(run: Run, rank: int | None) -> int:
+    path = run.log if rank is None else run.rank_log(rank)
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
 
 
 def _entry(run: Run, state: dict[str, Any], rank: int | None) -> dict[str, Any]:
@@ -122,16 +134,16 @@ def _sign(run: Run) -> tuple[int, int, bool]:
     return found.st_ino, found.st_mtime_ns, os.path.exists(run.exit)
 
 
-def _pause(now: float, begun: float, heard: float) -> float:
-    """Return how long to leave a silent log alone: a quarter of its silence; the first output is waited for closely.
+def _differ(before: dict[str, Any], state: dict[str, Any]) -> bool:
+    return any(state.get(name) != before.get(name) for name in _TOLD)
+
+
+def _pause(now: float, wanted: float) -> float:
+    """Return how long to leave a silent log alone, about as many seconds as wanted.
 
     The pause ends on a grid of powers of two, so that many follows wake up together.
     """
-    if now - begun < _YOUNG:
-        pause = _SHORTEST if now - begun < _FRESH else _SHORT
-    else:
-        pause = max(_SHORT, min(_LONGEST, (now - heard) / 4))
     step = _SHORTEST
-    while step * 2 <= pause:
+    while step * 2 <= min(wanted, _LONGEST):
         step *= 2
     return step - now % step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 
@@ -58,6 +57,8 @@ class LogCap:
         failpoint("log-punched")
         if not sys.platform.startswith("linux"):
             raise OSError("holes are made in files on Linux only")
+        import ctypes
+
         descriptor = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             libc = ctypes.CDLL(None, use_errno=True)

@@ -84,6 +84,22 @@ async def test_many_requests_at_once_get_their_own_answers(session: Session) -> 
     assert [list(reply.header["states"]) for reply in replies] == [[run] for run in wanted]
 
 
+async def test_what_an_agent_has_compiled_later_ones_need_not(
+    sshd_host: Callable[..., SshdHost], connect_options: ConnectOptions
+) -> None:
+    host = sshd_host("compiler").host
+    kept: set[tuple[str, int]] = set()
+    for job in ("first", "second"):
+        before = kept
+        async with await Session.open(host, Inventory(hosts={}), connect_options) as session:
+            await session.request("survey", project="-", after=None)
+            assert (await run(session, ["true"], job=job))[0]["code"] == 0
+            folder = Path(session.hello["state_root"]) / "code"
+        kept = {(path.name, path.stat().st_mtime_ns) for path in folder.iterdir()}
+        assert len(kept) == 1
+    assert kept == before
+
+
 async def test_a_stream_waits_for_its_reader_and_brings_every_byte(session: Session) -> None:
     size = 12 * 1024 * 1024  # three windows
     state, _ = await run(session, ["head", "-c", str(size), "/dev/zero"])

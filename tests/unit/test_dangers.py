@@ -27,6 +27,8 @@ ALLOWED = {
     # What a loader does: it runs our own modules, whose hash the host has checked.
     ("gpulayer/remote/importer.py", "compile"),
     ("gpulayer/remote/importer.py", "exec"),
+    # What it has compiled of them and kept, in a folder that is its user's alone.
+    ("gpulayer/remote/importer.py", "marshal"),
     # What starts a child of the probe: the source comes from our own process, on the command line.
     ("gpulayer/gpu/discovery_child.py", "compile"),
     ("gpulayer/gpu/discovery_child.py", "exec"),
