@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from asyncssh import SSHKey
-from asyncssh.known_hosts import SSHKnownHosts
-
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.sshconfig import DEFAULT_PORT
+from gpulayer.fleet.sshlibrary import SSHKnownHosts, asyncssh
 
 KINDS = (
     *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
@@ -32,9 +30,9 @@ class Trust:
 
     name: str
     port: int
-    keys: Sequence[SSHKey] = ()
-    authorities: Sequence[SSHKey] = ()
-    revoked: Sequence[SSHKey] = ()
+    keys: Sequence[asyncssh.SSHKey] = ()
+    authorities: Sequence[asyncssh.SSHKey] = ()
+    revoked: Sequence[asyncssh.SSHKey] = ()
     pin: str | None = None
 
     @property
@@ -96,7 +94,7 @@ class HostKeys:
                     ) from error
         return known
 
-    def remember(self, host: str, trust: Trust, key: SSHKey) -> bool:
+    def remember(self, host: str, trust: Trust, key: asyncssh.SSHKey) -> bool:
         """Write a key that was accepted and proven to the first file; False where it is there by now.
 
         Several connections may meet one new server at the same time. Raises HostError where writing fails.
@@ -118,11 +116,11 @@ class HostKeys:
         return is_new
 
 
-def _blob(key: SSHKey) -> str:
+def _blob(key: asyncssh.SSHKey) -> str:
     return key.export_public_key("openssh").decode().split()[1]
 
 
-def unknown_key(host: str, trust: Trust, key: SSHKey) -> HostError:
+def unknown_key(host: str, trust: Trust, key: asyncssh.SSHKey) -> HostError:
     """Return the error for a server of which no key is known."""
     return HostError(
         host,
@@ -133,7 +131,7 @@ def unknown_key(host: str, trust: Trust, key: SSHKey) -> HostError:
     )
 
 
-def changed_key(host: str, trust: Trust, key: SSHKey) -> HostError:
+def changed_key(host: str, trust: Trust, key: asyncssh.SSHKey) -> HostError:
     """Return the error for a server that shows another key than the one that is known or pinned."""
     known = trust.pin or ", ".join(f"{one.get_algorithm()} {one.get_fingerprint()}" for one in trust.keys)
     return HostError(
@@ -150,7 +148,7 @@ def changed_key(host: str, trust: Trust, key: SSHKey) -> HostError:
     )
 
 
-def revoked_key(host: str, trust: Trust, key: SSHKey | None) -> HostError:
+def revoked_key(host: str, trust: Trust, key: asyncssh.SSHKey | None) -> HostError:
     """Return the error for a key that known_hosts marks as revoked."""
     shown = f" ({key.get_algorithm()} {key.get_fingerprint()})" if key else ""
     return HostError(

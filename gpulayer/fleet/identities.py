@@ -8,11 +8,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import asyncssh
-from asyncssh.agent import SSHAgentClient
-
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.sshconfig import Target
+from gpulayer.fleet.sshlibrary import SSHAgentClient, asyncssh
 
 
 class Identities:

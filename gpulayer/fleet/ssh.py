@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
-import asyncssh
-
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.hostkeys import HostKeys, Trust
 from gpulayer.fleet.identities import Identities
 from gpulayer.fleet.shipment import REMOTE_COMMAND
 from gpulayer.fleet.sshconfig import Target, resolve
 from gpulayer.fleet.sshfailures import failure
+from gpulayer.fleet.sshlibrary import asyncssh
 from gpulayer.fleet.sshstreams import Client, Dial, Login, SshChannel
 from gpulayer.fleet.transport import Channel, ConnectOptions, Receiver
 from gpulayer.spec.inventory import Host

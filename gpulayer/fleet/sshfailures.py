@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncssh
-
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.hostkeys import Trust, changed_key, revoked_key, unknown_key
 from gpulayer.fleet.sshconfig import Target
+from gpulayer.fleet.sshlibrary import asyncssh
 from gpulayer.fleet.sshstreams import Client, Dial
 from gpulayer.fleet.transport import DroppedError
 

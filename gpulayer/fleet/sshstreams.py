@@ -9,11 +9,10 @@ import socket
 import sys
 from collections.abc import Callable
 
-import asyncssh
-
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.hostkeys import Trust
 from gpulayer.fleet.sshconfig import Target
+from gpulayer.fleet.sshlibrary import asyncssh
 from gpulayer.fleet.transport import Receiver
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)

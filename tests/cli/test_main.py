@@ -42,6 +42,17 @@ def test_a_fleet_of_local_hosts_never_loads_asyncssh() -> None:
     assert done.stdout == "False\n"
 
 
+def test_asyncssh_is_imported_without_starting_a_compiler() -> None:
+    program = (
+        "import ctypes.util, sys\nfind, started = ctypes.util.find_library, []\n"
+        "sys.addaudithook(lambda event, words: event == 'subprocess.Popen' and started.append(words[0]))\n"
+        "import gpulayer.fleet.ssh\n"
+        "print('asyncssh' in sys.modules, started, ctypes.util.find_library is find)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True [] True\n"
+
+
 def test_version_is_one_line(gpulayer: Commander) -> None:
     assert gpulayer("--version").out == f"gpulayer {package.__version__}\n"
 
