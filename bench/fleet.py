@@ -101,6 +101,7 @@ class Bench:
     def timed(self, command: Sequence[str], lines: int, mark: str) -> tuple[float, float]:
         """Return wall and CPU seconds of a command and its children; its output holds `mark` at least `lines` times."""
         environment = os.environ | {"HOME": str(self.farm.controller_home), "PYTHONPATH": str(Path.cwd())}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # nobody's programs are compiled anew each time
         errors = self.folder / "errors"
         with (self.folder / "output").open("w+") as output, errors.open("w") as stderr:
             began = time.perf_counter()
