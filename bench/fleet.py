@@ -119,9 +119,10 @@ class Bench:
 
 
 def compare(name: str, runs: int, ways: dict[str, Callable[[int], tuple[float, float]]]) -> dict[str, object]:
-    """Run every way in turn, the first turn uncounted, and print medians and ratios to the last way.
+    """Run every way in turn, the first turn uncounted, and print medians, and those of each turn's ratios to the last way.
 
-    Each turn begins with another way: whatever one leaves behind for the next (caches, heat) evens out.
+    Each turn begins with another way: whatever one leaves behind for the next (caches, heat) evens out. Ratios are taken
+    within a turn, since a machine's speed drifts from one to the next.
     """
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for turn in range(runs + 1):
@@ -132,11 +133,9 @@ def compare(name: str, runs: int, ways: dict[str, Callable[[int], tuple[float, f
     medians = {way: [statistics.median(column) for column in zip(*rows, strict=True)] for way, rows in times.items()}
     *_, rival = medians
     for way, (wall, cpu) in medians.items():
-        ratio = (
-            ""
-            if way == rival
-            else f"   {wall / medians[rival][0]:.2f} of its wall, {cpu / medians[rival][1]:.2f} of its CPU"
-        )
+        pairs = list(zip(times[way], times[rival], strict=True))
+        of_wall, of_cpu = (statistics.median(ours[at] / theirs[at] for ours, theirs in pairs) for at in (0, 1))
+        ratio = "" if way == rival else f"   {of_wall:.2f} of its wall, {of_cpu:.2f} of its CPU"
         print(f"{name:7} {way:14} wall {wall:6.3f} s   controller CPU {cpu:6.3f} s{ratio}")
     return {way: dict(zip(("wall_s", "cpu_s"), row, strict=True)) for way, row in medians.items()}
 

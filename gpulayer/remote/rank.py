@@ -8,8 +8,6 @@ signals the command, once.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import sys
@@ -64,12 +62,14 @@ def main(folder: str, command: list[str]) -> int:
 
 def _tell(folder: str, message: dict[str, object]) -> None:
     """Tell the supervisor, in one write that nothing can come between. Where it is dead nobody is told."""
-    with contextlib.suppress(OSError):
+    import json  # the command has begun meanwhile, and did not wait for it
+
+    try:
         fifo = os.open(os.path.join(folder, FIFO), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.write(fifo, json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-        finally:
-            os.close(fifo)
+        os.write(fifo, json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        os.close(fifo)
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":
