@@ -130,7 +130,7 @@ class Links:
         """
         while True:
             try:
-                sessions = [await self._session(host) for host in hosts]
+                sessions = await at_once(self._session(host) for host in hosts)
                 result = await step(sessions)
             except HostError as error:
                 if (pause := self._silent(error.host, error)) is None:
