@@ -14,6 +14,7 @@ import os
 import pwd
 import re
 import signal
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_PORT = 22
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*)")
 _PATIENCE = 20.0
+_SHOWN = 2000  # bytes of what ssh says against a configuration
 _DEEPEST_INCLUDE = 16  # OpenSSH's own limit (readconf.c, READCONF_MAX_DEPTH)
 
 
@@ -188,27 +190,45 @@ async def _ask_ssh(host: Host, options: ConnectOptions) -> dict[str, list[str]]:
     words = ["ssh", "-G", *config_words(options)]
     words += ["-l", host.user] if host.user else []
     words += ["-p", str(host.port)] if host.port else []
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            "--",
-            host.target,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=login_environment("LANG", "SSH_AUTH_SOCK"),
-            start_new_session=True,  # so that what a `Match exec` started ends with it
-        )
-    except OSError as error:
+    # What a `Match exec` leaves in the background has ssh's standard error, and would keep a pipe from ending.
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                "--",
+                host.target,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=login_environment("LANG", "SSH_AUTH_SOCK"),
+                start_new_session=True,  # so that what a `Match exec` started ends with it
+            )
+        except OSError as error:
+            raise HostError(
+                host.name,
+                Stage.RESOLVE,
+                f"{options.ssh_config} exists, but ssh, which reads it, cannot be started ({error.strerror})",
+                fix="install the OpenSSH client",
+            ) from error
+        output = await _said(process, host, options)
+        errors.seek(0)
+        text = errors.read(_SHOWN).decode(errors="replace").strip()
+    if process.returncode:
         raise HostError(
-            host.name,
-            Stage.RESOLVE,
-            f"{options.ssh_config} exists, but ssh, which reads it, cannot be started ({error.strerror})",
-            fix="install the OpenSSH client",
-        ) from error
+            host.name, Stage.RESOLVE, f"`ssh -G {host.target}` failed: {text[:500]}", fix=f"repair {options.ssh_config}"
+        )
+    config: dict[str, list[str]] = {}
+    for line in output.decode(errors="replace").splitlines():
+        key, _, value = line.partition(" ")
+        config.setdefault(key, []).append(value.strip())
+    return config
+
+
+async def _said(process: asyncio.subprocess.Process, host: Host, options: ConnectOptions) -> bytes:
+    """Return what ssh has said, once it has ended; end it and what it started where it does not."""
     try:
         async with asyncio.timeout(_PATIENCE):
-            output, errors = await process.communicate()
+            return (await process.communicate())[0]
     except TimeoutError:
         raise HostError(
             host.name,
@@ -221,13 +241,3 @@ async def _ask_ssh(host: Host, options: ConnectOptions) -> dict[str, list[str]]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    if process.returncode:
-        text = errors.decode(errors="replace").strip()
-        raise HostError(
-            host.name, Stage.RESOLVE, f"`ssh -G {host.target}` failed: {text[:500]}", fix=f"repair {options.ssh_config}"
-        )
-    config: dict[str, list[str]] = {}
-    for line in output.decode(errors="replace").splitlines():
-        key, _, value = line.partition(" ")
-        config.setdefault(key, []).append(value.strip())
-    return config

@@ -22,6 +22,7 @@ from gpulayer.errors import Stage
 from gpulayer.fleet import session as session_module
 from gpulayer.fleet.openssh import OpenSshTransport, _NewKeys
 from gpulayer.fleet.session import Fleet, Session
+from gpulayer.fleet.sshconfig import resolve
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.spec.inventory import Host, Inventory, TransportKind
 from tests.faults.hosts import until
@@ -274,6 +275,20 @@ async def test_a_match_exec_that_hangs_is_told_and_ended(
     assert time.monotonic() - begun < 20
     assert (error.stage, error.fix) == (Stage.RESOLVE, f"look for a `Match exec` in {config} that hangs")
     await until(lambda: not Path(f"/proc/{pid.read_text().strip()}/exe").exists())
+
+
+async def test_what_a_match_exec_leaves_in_the_background_is_not_waited_for(
+    connect_options: ConnectOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulayer.fleet.sshconfig._PATIENCE", 5.0)
+    config, pid = tmp_path / "config", tmp_path / "pid"
+    config.write_text(f'Match exec "sleep 60 & echo $! > {pid}"\n  Port 9\n')
+    try:
+        host = Host(name="tunnel", address=ADDRESS)
+        target = await resolve(host, {}, dataclasses.replace(connect_options, ssh_config=config))
+        assert target.port == 9
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 async def test_a_match_exec_that_hangs_in_ssh_itself_delays_no_end(
