@@ -7,19 +7,23 @@ The controller sends this module's source, followed by the sources of all shippe
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import marshal
 import os
+import stat
 import sys
 from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import CodeType, ModuleType
 
 _BUILDS = 4  # versions of GPUlayer, and of Python, whose compiled modules are kept
+_BUILD = 32  # hex digits of a build that its files begin with
 _DIGEST = 32  # bytes of SHA-256
+_LARGEST = 16 * 1024 * 1024  # bytes that are read; all modules take less than one MiB
 
 
 class MemoryImporter:
@@ -31,7 +35,7 @@ class MemoryImporter:
         self.packages = {
             name[:end] for name in sources for end in range(len(name)) if name[end] == "." and name[:end] not in sources
         }
-        self._name = f"{build[:32]}-{sys.implementation.cache_tag}-{sys.hexversion:x}"
+        self._name = f"{build[:_BUILD]}-{sys.implementation.cache_tag}-{sys.hexversion:x}"
         self._folder = ""
         self._kept: dict[str, bytes] = {}
         self._compiled: dict[str, CodeType] = {}
@@ -81,10 +85,8 @@ class MemoryImporter:
         Where it is not whole it is compiled again.
         """
         self._folder = folder
-        with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
-            path = os.path.join(folder, self._name)
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-                data = file.read()
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError), _opened(folder) as place:
+            data = _read(place, self._name)
             if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
                 self._kept = marshal.loads(data[_DIGEST:])  # noqa: S302  # whole, and of this Python's own making
 
@@ -93,15 +95,73 @@ class MemoryImporter:
         if not self._compiled.keys() - self._kept.keys():
             return
         data = marshal.dumps({**{name: marshal.dumps(code) for name, code in self._compiled.items()}, **self._kept})
-        fresh = os.path.join(self._folder, f".{self._name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(hashlib.sha256(data).digest() + data)
-            os.replace(fresh, os.path.join(self._folder, self._name))
-            others = [entry for entry in os.scandir(self._folder) if entry.name != self._name]
-            for entry in sorted(others, key=lambda entry: entry.stat().st_mtime)[: -_BUILDS + 1]:
-                os.unlink(entry.path)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._folder, 0o700)
+            with _opened(self._folder) as place:
+                _write(place, self._name, hashlib.sha256(data).digest() + data)
+                _remove_old(place, self._name)
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    """Open the folder itself: where a link leads is somebody's own. Raises OSError."""
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not _is_ours(os.fstat(place)):
+            raise PermissionError(errno.EPERM, "others could write there", folder)
+        yield place
+    finally:
+        os.close(place)
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _read(place: int, name: str) -> bytes:
+    """Return a file of the folder, empty where it is none that we could have written. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO is not waited for
+    descriptor = os.open(name, flags, dir_fd=place)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or not _is_ours(found) or found.st_size > _LARGEST:
+            return b""
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def _write(place: int, name: str, data: bytes) -> None:
+    """Write a file of the folder, whole or not at all. Raises OSError."""
+    fresh = f"{name}.{os.urandom(8).hex()}"
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(fresh, name, src_dir_fd=place, dst_dir_fd=place)
+    except OSError:
+        os.unlink(fresh, dir_fd=place)  # a full disk has no room for halves
+        raise
+
+
+def _is_build(name: str) -> bool:
+    head, dash, _ = name.partition("-")
+    return len(head) == _BUILD and bool(dash) and not head.strip("0123456789abcdef")
+
+
+def _remove_old(place: int, name: str) -> None:
+    """Remove builds but the newest, and what an agent that was killed left half written. Raises OSError."""
+    ages = {}
+    for other in os.listdir(place):
+        with contextlib.suppress(FileNotFoundError):  # another connection was faster, here and below
+            found = os.stat(other, dir_fd=place, follow_symlinks=False)
+            if other != name and _is_build(other) and stat.S_ISREG(found.st_mode):
+                ages[other] = found.st_mtime
+    for old in sorted(ages, key=ages.__getitem__)[: -_BUILDS + 1]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(old, dir_fd=place)
 
 
 def install(sources: Mapping[str, str], build: str) -> MemoryImporter:

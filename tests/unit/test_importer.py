@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,62 @@ def test_a_folder_that_cannot_be_made_hurts_nobody(tmp_path: Path) -> None:
     kept.rename(tmp_path / "elsewhere")
     kept.symlink_to(tmp_path / "elsewhere")
     assert connect(tmp_path / "link", "ours")[0] == "ours"
+
+
+def test_what_lies_in_the_way_is_neither_waited_for_nor_read(folder: Path) -> None:
+    connect(folder, "first")
+    (kept,) = folder.iterdir()
+    whole = kept.read_bytes()
+
+    def others_write() -> None:
+        kept.write_bytes(whole)
+        kept.chmod(0o622)
+
+    def too_large() -> None:
+        kept.write_bytes(whole)
+        os.truncate(kept, 1 << 40)
+
+    def fifo() -> None:
+        os.mkfifo(kept)
+
+    for put in (fifo, kept.mkdir, others_write, too_large):
+        kept.unlink()
+        put()
+        before = len(list(Path("/dev/fd").iterdir()))
+        assert connect(folder, "second")[0] == "second"
+        assert len(list(Path("/dev/fd").iterdir())) == before
+        assert [path.name for path in folder.iterdir()] == [kept.name]  # nothing half written beside it
+        if kept.is_dir():
+            kept.rmdir()
+            connect(folder, "first")
+        assert connect(folder, "third")[0] != "third"
+
+
+def test_a_full_disk_is_left_no_halves(folder: Path) -> None:
+    folder.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        assert connect(folder, "first")[0] == "first"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_files_of_others_stay(folder: Path, tmp_path: Path, is_link: bool) -> None:
+    theirs = tmp_path / "theirs" if is_link else folder
+    theirs.mkdir()
+    if is_link:
+        folder.symlink_to(theirs)
+    names = {"thesis", "0-1", f"{'0' * 32}-kept"}
+    (theirs / f"{'0' * 32}-kept").mkdir()
+    for name in ("thesis", "0-1"):
+        (theirs / name).touch()
+    for build in range(6):
+        connect(folder, "", f"{build:064x}"[::-1])
+    assert {path.name for path in theirs.iterdir()} >= names
+    assert len(list(theirs.iterdir())) == len(names) + (0 if is_link else 4)
 
 
 @pytest.fixture
