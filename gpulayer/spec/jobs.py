@@ -35,6 +35,8 @@ RESERVED_IN_GANGS: Final = frozenset(
 )
 """Names that torchrun sets in each process, whatever they were (LocalElasticAgent of PyTorch)."""
 
+_TORCHRUN: Final = (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"])
+
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _CAPABILITY: Final = re.compile(r">= ?([0-9]+)\.([0-9]+)")
@@ -464,6 +466,10 @@ def _resource_faults(resources: ResourceRequest, accelerators: Sequence[Accelera
 
 def _gang_faults(job: DistributedJob) -> Iterator[Fault]:
     distributed, gpus = job.distributed, job.resources.gpus
+    words = [str(word) for word in (job.command.split() if isinstance(job.command, str) else job.command)]
+    if words and (words[0].rpartition("/")[2] == "torchrun" or words[1:3] in _TORCHRUN):
+        message = "starts torchrun, which is each rank's parent anyway; name the program alone: [python, train.py]"
+        yield Fault(("command",), message)
     for key, count, most in (
         ("nodes", distributed.nodes, MOST_NODES),
         ("processes_per_node", distributed.processes_per_node, MOST_PROCESSES),

@@ -192,6 +192,19 @@ def test_a_distributed_job_on_mps_is_the_same_error_from_a_document_and_from_cod
     assert listed == [("accelerator[1]", DISTRIBUTED_MPS)]
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["torchrun train.py", ("/opt/bin/torchrun", "train.py"), ("python3", "-m", "torch.distributed.run", "train.py")],
+)
+def test_a_distributed_job_names_its_program_and_not_torchrun(command: str | tuple[str, ...]) -> None:
+    job: dict[str, Any] = {"name": "a", "command": command, "accelerator": "cpu"}
+    ((field, message),) = messages(DistributedJob, **job)
+    assert field == "command"
+    assert message.endswith("name the program alone: [python, train.py]")
+    IndependentJob(**job)
+    DistributedJob(**job | {"command": ("python", "train.py", "torchrun")})
+
+
 def test_an_error_from_code_names_the_job() -> None:
     with pytest.raises(InvalidDocumentError, match=r"^job 'a': accelerator: a distributed job cannot"):
         DistributedJob(name="a", command=("x",), accelerator=Accelerator.MPS)
