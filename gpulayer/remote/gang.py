@@ -50,6 +50,18 @@ _PINGS = 12  # in the time of a silence that counts as a loss
 _PATIENCE = 24 * 3600  # seconds that torchrun waits for the other nodes, whose setup may take long; ours ends it before
 _LEAST_SHUTDOWN = 30  # seconds, torch's own default
 
+# `python -m torch.distributed.run`, which in a gang that is stopped would end each node's log with thirty lines of
+# traceback, below the words of the rank that has failed. Torch raises the exception in its handler of a signal.
+_TORCHRUN = """\
+import runpy, sys
+try:
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+except Exception as error:
+    if type(error).__name__ != "SignalException":
+        raise
+    sys.exit(f"torchrun: {error}")
+"""
+
 
 class Gang:
     """What hub and other nodes have in common. `spec` is a checked spec of a gang's node."""
@@ -150,7 +162,7 @@ class Gang:
             "rdzv-conf": f"timeout={_PATIENCE}",
             "max-restarts": 0,
         }
-        torchrun = [interpreter, "-m", "torch.distributed.run"]
+        torchrun = [interpreter, "-c", _TORCHRUN]
         torchrun += [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [*torchrun, "--no-python", sys.executable, "-I", "-S", wrapper, *command]
 
