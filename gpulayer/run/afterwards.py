@@ -204,7 +204,8 @@ async def _runs_of(store: Store, fleet: Fleet, job: str, project: str | None) ->
             f"no run of {job!r} is known"
             + (f" in project {project}" if project else "")
             + suggestion(job, sorted({run.job for run in store.runs(project)})),
-            fix="`gpulayer status` shows the runs that are; `gpulayer plan FILE` turns to the jobs of another file",
+            fix="`gpulayer status` shows the runs that are, `gpulayer apply` starts what has none; "
+            "`gpulayer plan FILE` turns to the jobs of another file",
         )
     return runs
 

@@ -100,7 +100,7 @@ def find_folder(start: Path) -> Path:
             return folder
     raise UsageError(
         f"there is neither {NAME} nor {JOBS} in {start} or above it: nothing was applied here",
-        fix="go to the folder of the jobs file, or name the jobs file",
+        fix="go to the folder of the jobs file; `gpulayer plan FILE` takes one of another name",
     )
 
 
