@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,12 @@ import gpulayer
 from tests.cli.command import ROOT, Commander
 
 
+def documented() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sdk.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
 def test_the_documented_example_runs(gpulayer: Commander) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sdk.md").read_text(encoding="utf-8"), re.DOTALL)
+    example, _ = documented()
     gpulayer.write("example.py", example)
     done = subprocess.run(
         [sys.executable, "example.py"],
@@ -29,6 +34,14 @@ def test_the_documented_example_runs(gpulayer: Commander) -> None:
     summary, output = map(ast.literal_eval, done.stdout.splitlines())
     assert summary["refuse"] == 0
     assert output == {"square-1": b"1\n", "square-2": b"4\n", "square-3": b"9\n"}
+
+
+def test_the_documented_gang_is_one_of_two_hosts() -> None:
+    scope: dict[str, Any] = {}
+    exec(documented()[1], scope)  # noqa: S102  # our own words
+    train = scope["train"]
+    assert isinstance(train, gpulayer.DistributedJob)
+    assert (train.nodes, train.processes) == (2, 2)
 
 
 def test_every_name_is_there_and_known_to_type_checkers() -> None:
