@@ -42,7 +42,9 @@ def ended(status: str, code: int | None, sent: int | None, reason: str | None) -
         words = f"killed by {names.get(sent, f'signal {sent}')}"
         return f"{words}, {MEMORY}" if sent == signal.SIGKILL else words
     word = status.replace("_", " ")
-    return f"{word} ({reason.replace('_', ' ')})" if reason else word
+    if reason and status == states.LOST and " " not in reason:  # a word of docs/states.md; names stay as they are
+        reason = reason.replace("_", " ")
+    return f"{word} ({reason})" if reason else word
 
 
 def _first(failure: Mapping[str, Any] | None) -> str:
