@@ -126,7 +126,7 @@ class Live:
         if over:
             self._ends[job] = event
             if not event.detail.get("up_to_date"):
-                self._screen.note(f"{job}: {event_words(event)}", self._style(event))
+                self._screen.note(f"{job}: {event_words(event)}{_fix(event)}", self._style(event))
                 self._left(event, job, asked=event.event in STOPPED)
         elif event.event == states.RUNNING:
             if run not in self._launched:
@@ -186,8 +186,12 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
                 yield f"{event.job}: not fetched: {escape_line(path)}: {escape_line(why)}", "warn"
         case events.WARNING:
             about = event.job or event.host
-            fix = f"\n  fix: {detail['fix']}" if detail.get("fix") else ""
-            yield f"{f'{about}: ' if about else ''}{detail['message']}{fix}", "warn"
+            yield f"{f'{about}: ' if about else ''}{detail['message']}{_fix(event)}", "warn"
+
+
+def _fix(event: Event) -> str:
+    """Return what to do about it, on a line of its own."""
+    return f"\n  fix: {event.detail['fix']}" if event.detail.get("fix") else ""
 
 
 def _hosts(event: Event) -> str:

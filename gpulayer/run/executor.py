@@ -198,7 +198,7 @@ class Executor:
             return
         if isinstance(answer, Busy | Rejected):
             work.run = replace(work.run, status=states.FAILED_TO_START, reason=answer.reason, members=())
-            self.reporter.status(work.run)
+            self.reporter.status(work.run, fix=answer.fix)
             await self._settle(work)
             return
         new, state = answer

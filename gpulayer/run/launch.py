@@ -44,6 +44,7 @@ class Busy:
 
     host: str
     reason: str
+    fix: str | None = None
     free_memory: int | None = None
 
 
@@ -52,6 +53,7 @@ class Rejected:
     """The host cannot start this run at all; nothing was written there."""
 
     reason: str
+    fix: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,5 +278,5 @@ def _refused(error: AgentError) -> Busy | Rejected:
         return Busy(host=error.host, reason=f"{error.host} is busy{words}")
     free = error.error.get("found")
     if error.code == "memory" and isinstance(free, int):
-        return Busy(host=error.host, reason=error.message, free_memory=free)
-    return Rejected(reason=error.message)
+        return Busy(host=error.host, reason=error.message, fix=error.fix, free_memory=free)
+    return Rejected(reason=error.message, fix=error.fix)

@@ -98,6 +98,11 @@ def test_nothing_to_do_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     assert out == "done: nothing runs or waits\n"
 
 
+def test_what_a_host_refuses_is_told_with_what_to_do_about_it(capfd: pytest.CaptureFixture[str]) -> None:
+    _, err, _ = tell([event("failed_to_start", reason="h200: no way", fix="make one")], capfd)
+    assert err == "train: failed to start (h200: no way)\n  fix: make one\n"
+
+
 def test_what_goes_on_has_not_ended(capfd: pytest.CaptureFixture[str]) -> None:
     summary = event("summary", job=None, host=None, counts={"unreachable": 1, "running": 1}, exit_code=4)
     assert tell([summary], capfd)[0] == "so far: 1 unreachable, 1 running\n"
@@ -117,7 +122,7 @@ def test_text_of_others_is_escaped_everywhere(capfd: pytest.CaptureFixture[str],
         event("output", offset=0, data=EVIL.encode() + b"\x9b\n"),
         event("foreign_process", processes=[OTHER]),
         event("link_lost", job=None, error=EVIL),
-        event("failed_to_start", reason=EVIL),
+        event("failed_to_start", reason=EVIL, fix=EVIL),
         event("fetched", files=1, bytes=1, skipped=[[EVIL, EVIL]], path=EVIL),
         event("warning", message=EVIL, fix=EVIL),
         event("summary", job=None, counts={"failed": 1}, exit_code=1),

@@ -12,7 +12,7 @@ from gpulayer.run import gang, launch
 from gpulayer.run.events import Event
 from tests.gangs.network import NetworkHost, inside
 from tests.gangs.programs import gated
-from tests.gangs.test_gangs import end, once_all_run, starts, watched
+from tests.gangs.test_gangs import SCHEMAS, end, once_all_run, starts, watched
 from tests.run.project import Project, release, summary
 
 pytestmark = [pytest.mark.linux("network namespaces"), pytest.mark.root("hosts with addresses of their own")]
@@ -45,6 +45,9 @@ async def test_a_first_host_that_the_second_cannot_reach_is_told_in_seconds(proj
     assert last.event == "failed_to_start"
     for word in ("alpha", "beta", alpha.address):
         assert word in last.detail["reason"]
+    for word in ("firewall of alpha", "Local Network", "private_address"):
+        assert word in last.detail["fix"]
+    SCHEMAS["event"].validate(last.to_json())
     assert starts(project) == {}
 
 
