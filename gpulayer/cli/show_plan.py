@@ -63,7 +63,7 @@ def show_why(screen: Screen, plan: Plan, job: PlannedJob) -> None:
     verdict = plan.shapes[job.shape]
     screen.say(f"{job.job}: {_action(job)}" + ("" if (place := _where(plan, job)) == "-" else f" {place}"), "strong")
     screen.say(screen.wrapped(f"  fits: {', '.join(verdict.fits) or 'no host'}", " " * 6))
-    _show_reasons(screen, verdict, everything=True)
+    _show_reasons(screen, verdict, job.nodes, everything=True)
     named = {host for entry in verdict.refusals if entry.refusal.code is Code.UNREACHABLE for host in entry.hosts}
     _show_silent(screen, [host for host in plan.hosts if host.name in named], everything=True)
     screen.say(f"as planned at {plan.created_at}; `gpulayer plan` asks the hosts again", "faint")
@@ -114,19 +114,23 @@ def _short(device: str) -> str:
 
 
 def _show_refused(screen: Screen, plan: Plan, *, everything: bool) -> None:
-    shapes: dict[str, list[str]] = {}
+    shapes: dict[str, list[PlannedJob]] = {}
     for job in plan.jobs:
         if job.action is Action.REFUSE:
-            shapes.setdefault(job.shape, []).append(job.job)
+            shapes.setdefault(job.shape, []).append(job)
     shown = list(shapes.items()) if everything else list(shapes.items())[:MOST_ROWS]
-    for shape, names in shown:
+    for shape, jobs in shown:
         screen.say()
-        screen.say(f"refused: {folded(names)}", "bad")
-        _show_reasons(screen, plan.shapes[shape], everything=everything)
+        screen.say(f"refused: {folded([job.job for job in jobs])}", "bad")
+        _show_reasons(screen, plan.shapes[shape], jobs[0].nodes, everything=everything)
     _say_folded(screen, len(shapes) - len(shown), "kinds of jobs that are refused")
 
 
-def _show_reasons(screen: Screen, verdict: ShapeVerdict, *, everything: bool) -> None:
+def _show_reasons(screen: Screen, verdict: ShapeVerdict, nodes: int | None, *, everything: bool) -> None:
+    """Print why hosts are refused; of a gang of which no host fits, none of the reasons says how many it needs."""
+    counted = any(entry.refusal.code is Code.DISTRIBUTED for entry in verdict.refusals)
+    if nodes is not None and nodes > 1 and not verdict.fits and not counted:
+        screen.say(f"  needs {nodes} hosts at once, and none fits: {nodes} more are needed", "warn")
     reasons = sorted(verdict.refusals, key=lambda entry: (entry.refusal.kind, -len(entry.hosts)))
     few = reasons if everything else reasons[:MOST_REASONS]
     for entry in few:

@@ -76,6 +76,13 @@ def test_a_plan_says_which_hosts_a_gang_has_or_waits_for(gpulayer: Commander) ->
     jobs = "version: 1\njobs: {gang: {accelerator: cuda, distributed: {nodes: 2}, command: 'true'}}\n"
     gpulayer.write("jobs.yaml", jobs)
     assert "desktop + mystery cuda (1 each)" in gpulayer("plan", "--facts", "fleet.json").out
+    gpulayer.write("jobs.yaml", jobs.replace("nodes: 2", "nodes: 99"))
+    refused = gpulayer("plan", "--facts", "fleet.json").out
+    assert ("needs 99 hosts" in refused, "none fits" in refused) == (True, False)
+    gpulayer.write("jobs.yaml", jobs.replace("cuda,", "cuda, resources: {gpus: 90},"))
+    refused = gpulayer("plan", "--facts", "fleet.json").out
+    assert "  needs 2 hosts at once, and none fits: 2 more are needed\n" in refused
+    assert "needs 90 devices, and the host has" in refused
 
 
 def test_doctor_goes_the_whole_way_and_has_a_fix_for_the_step_that_fails(gpulayer: Commander) -> None:
