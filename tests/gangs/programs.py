@@ -11,7 +11,7 @@ dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
 print("sum", int(total), "of", dist.get_world_size(), flush=True)
-open(f"rank{dist.get_rank()}.txt", "w").write(os.environ["MASTER_ADDR"])
+open(f"rank{dist.get_rank()}.txt", "w").write(os.environ["MASTER_ADDR"] + " " + os.environ["GLOO_SOCKET_IFNAME"])
 dist.destroy_process_group()
 """
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpulayer.remote import processes
+from gpulayer.spec.jobs import RESERVED_IN_GANGS
 from tests.host.agent_client import AgentError, new_spec
 from tests.host.gangs import TOKEN, Gangs, ends, gangs, supervisor_stopped
 from tests.host.test_crashes import kill, wait_until
@@ -32,7 +33,8 @@ def one_fails(rank: int, how: str) -> list[str]:
 def test_real_torchrun_numbers_the_ranks_as_the_plan_does_and_each_has_a_log_of_its_own(gangs: Gangs) -> None:
     gang = gangs(2, processes=2)
     gang.env = {}
-    agents = gang.launch(["sh", "-c", "echo $RANK $LOCAL_RANK $WORLD_SIZE $TORCHELASTIC_RUN_ID"])
+    names = " ".join(f"${{{name}:?}}" for name in sorted(RESERVED_IN_GANGS))  # sh ends with 2 where one lacks
+    agents = gang.launch(["sh", "-c", f": {names}; echo $RANK $LOCAL_RANK $WORLD_SIZE $TORCHELASTIC_RUN_ID"])
     states = gang.follow(agents)
     assert [ends(state) for state in states] == [("exited", 0, None, None)] * 2
     assert [ranks(state) for state in states] == [

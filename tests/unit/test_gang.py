@@ -1,11 +1,13 @@
-"""What a hub waits for, and for how long: nodes that do not join, and nodes that join and say nothing more."""
+"""What the nodes of a gang wait for, and for how long: for who does not join, and who joins and says nothing more."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import select
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +15,8 @@ import pytest
 
 from gpulayer.remote import gang
 from gpulayer.remote.answers import Answer
-from gpulayer.remote.gang import Hub, gang_of
-from gpulayer.remote.network import Link, LinkLostError, Proof, UnreachableError, reach
+from gpulayer.remote.gang import Hub, Spoke, gang_of
+from gpulayer.remote.network import Claim, Link, LinkLostError, Proof, UnreachableError, reach
 from gpulayer.remote.wire import RequestError
 
 TOKEN = "ab" * 32
@@ -98,6 +100,65 @@ def test_who_joins_and_never_writes_its_intent_is_named_to_all(hosts: Any, monke
     with pytest.raises(RequestError, match="the gang never came together: beta did not answer"):
         host.hub.commit()
     assert host.told() == [{"commit": True}, {"never": "the gang never came together: beta did not answer"}]
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[Spoke, Answer, list[Link]]]:
+    """Node 1 of 3, where its launch answers, and the link of a hub that welcomes it and says no more by itself."""
+    links: list[Link] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        document = spec(3)
+        way = {"addresses": ["127.0.0.1"], "port": port, "store_port": port}
+        document["gang"].update(node=1, endpoint=way)
+
+        def welcome() -> None:
+            claim = Claim(Link(server.accept()[0]), Proof(TOKEN, document["gang"]["run"]), 3)
+            select.select([claim.link], [], [], 10)
+            assert claim.step() == 1
+            links.append(claim.link)
+            claim.take()
+
+        thread = threading.Thread(target=welcome)
+        thread.start()
+        spoke = gang_of(document, TOKEN)
+        assert isinstance(spoke, Spoke)
+        heard, pipe = os.pipe()
+        answer = Answer(pipe, lambda header: repr(header).encode() + b"\n")
+        yield spoke, answer, links
+        thread.join()
+    spoke.close()
+    for link in links:
+        link.close()
+    os.close(heard)
+    os.close(pipe)
+
+
+def test_a_node_whose_gang_never_comes_together_gives_up_and_says_so(
+    hub: tuple[Spoke, Answer, list[Link]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang, "_HOLD", 0.5)
+    spoke, answer, _ = hub
+    began = time.monotonic()
+    with pytest.raises(
+        RequestError, match=r"did not come together within 0\.5 s: not all of the others joined"
+    ) as caught:
+        spoke.assemble(answer)
+    assert time.monotonic() - began < 5
+    assert (caught.value.code, caught.value.fix) == ("gang", "try again")
+
+
+def test_a_node_whose_intent_the_hub_does_not_answer_gives_up_and_names_it(
+    hub: tuple[Spoke, Answer, list[Link]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoke, answer, links = hub
+    monkeypatch.setattr(answer, "send", lambda _: links[0].send({"commit": True}))
+    spoke.assemble(answer)
+    monkeypatch.setattr(gang, "_COMMIT", -gang._REACH + 0.2)
+    with pytest.raises(RequestError, match="the gang never came together: alpha did not answer") as caught:
+        spoke.commit()
+    assert caught.value.code == "gang"
+    assert spoke.sources == []
 
 
 def test_a_node_that_joins_twice_joins_once(hosts: Any) -> None:

@@ -216,6 +216,8 @@ async def test_a_host_may_be_private_near_or_named_by_itself() -> None:
     assert await to(near, same)(["127.0.0.1"]) == ["127.0.0.1"]
     far.host = replace(far.host, private_address="198.51.100.4")
     assert await to(far, other)(named) == ["198.51.100.4"]
+    far.host = replace(far.host, private_address="localhost")  # a name means here what it may not mean there
+    assert set(await to(far, other)(named)) <= {"127.0.0.1", "::1"} != set()
     far.host = replace(far.host, private_address="no-such-name.invalid")
     with pytest.raises(AgentError, match=r"no-such-name\.invalid is not known here"):
         await to(far, other)(named)
