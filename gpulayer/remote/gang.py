@@ -50,16 +50,18 @@ _PINGS = 12  # in the time of a silence that counts as a loss
 _PATIENCE = 24 * 3600  # seconds that torchrun waits for the other nodes, whose setup may take long; ours ends it before
 _LEAST_SHUTDOWN = 30  # seconds, torch's own default
 
-# `python -m torch.distributed.run`, which in a gang that is stopped would end each node's log with thirty lines of
-# traceback, below the words of the rank that has failed. Torch raises the exception in its handler of a signal.
+# `python -m torch.distributed.run`, which would end a gang that is stopped with thirty lines of traceback a host, below
+# the words of the rank that has failed. SignalException is its handler's of a signal, ChildFailedError tells of a rank.
 _TORCHRUN = """\
-import runpy, sys
+import runpy, signal, sys
 try:
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
 except Exception as error:
-    if type(error).__name__ != "SignalException":
+    if type(error).__name__ not in ("SignalException", "ChildFailedError"):
         raise
     sys.exit(f"torchrun: {error}")
+finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 """
 
 
