@@ -146,6 +146,10 @@ class Live:
             self._screen.show(
                 table(("JOB", "HOST", "END"), ((end.job or "", _hosts(end), event_words(end)) for end in bad))
             )
+        for end in bad:  # among the words of all ranks those of the one that failed are far above
+            rank = (end.detail.get("first_failure") or {}).get("rank")
+            if rank is not None:
+                self._screen.say(f"what rank {rank} said: gpulayer logs {end.job} --rank {rank}")
         counts = ", ".join(
             f"{count} {outcome.replace('_', ' ')}" for outcome, count in event.detail["counts"].items() if count
         )

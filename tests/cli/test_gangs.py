@@ -34,6 +34,7 @@ def test_each_rank_has_its_lines_its_log_and_its_end(gangs: Commander) -> None:
     for line in ("good/0 | rank 0 of 2", "good/1 | rank 1 of 2", "bad/0 | begun", "bad/1 | begun"):
         assert line in applied.out.splitlines()
     assert "bad: exited 7: rank 1 on here failed first" in applied.err
+    assert "what rank 1 said: gpulayer logs bad --rank 1" in (applied.out + applied.err).splitlines()
     assert "good: exited 0" in applied.err.splitlines()
     assert "is left" not in applied.err
     assert "1 succeeded, 1 failed" in applied.out + applied.err
