@@ -18,7 +18,9 @@ from gpulayer.fleet.sync import sync
 from gpulayer.fleet.tree import Tree
 from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.placement.rules import size
+from gpulayer.remote import states
 from gpulayer.remote.failpoints import failpoint
+from gpulayer.run.cancels import here, send
 from gpulayer.run.events import SYNCED, SYNCING, Event, now
 from gpulayer.run.follow import Links, Reporter, at_once
 from gpulayer.run.gang import Pending, is_address, launch_all
@@ -183,20 +185,39 @@ class Launcher:
         """
         sent = False
 
-        async def send(sessions: Sequence[Session]) -> tuple[bool, RunState] | Unwanted:
+        async def attempt(sessions: Sequence[Session]) -> tuple[bool, RunState] | Unwanted:
             nonlocal sent
-            if not sent and any(map(self.reporter.store.is_unwanted, {run.run, *(part.run for part in run.parts)})):
+            if not sent and self._is_unwanted(run):
                 return Unwanted()
             sent = True  # from here on it may have arrived, whatever the link does
-            return await self._send(sessions, run, specs)
+            told = await self._send(sessions, run, specs)
+            if self._is_unwanted(run):
+                await self._call_back(sessions, run)
+            return told
 
         try:
             await at_once(self._ship(spec["host"], spec["tree"]) for spec in specs if spec["tree"] is not None)
-            return await self.links.insist_together([part.host for part in run.parts], send)
+            return await self.links.insist_together([part.host for part in run.parts], attempt)
         except AgentError as error:
             if error.code == "lock":
                 raise
             return _refused(error)
+
+    def _is_unwanted(self, run: KnownRun) -> bool:
+        """Tell whether another process has cancelled what we launch: it is kept, or a person's word has settled it."""
+        store = self.reporter.store
+        known = store.run(run.run)
+        ended = known is not None and known.status in states.FINAL
+        return ended or any(map(store.is_unwanted, {run.run, *(part.run for part in run.parts)}))
+
+    async def _call_back(self, sessions: Sequence[Session], run: KnownRun) -> None:
+        """Cancel what the hosts held, and so did not know yet, when its cancel came. HostError."""
+        for session, part in zip(sessions, run.parts, strict=True):
+            try:
+                await send(session, part.run, grace=None, by=here())
+            except AgentError as error:
+                if error.code != "unknown_run":
+                    raise
 
     async def _send(
         self, sessions: Sequence[Session], run: KnownRun, specs: Sequence[Mapping[str, Any]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +11,10 @@ import pytest
 
 from gpulayer.fleet.session import AgentError, Reply, Session, Stream
 from gpulayer.placement.plan import KnownRun
+from gpulayer.remote import states
 from gpulayer.run import launch
 from gpulayer.run.channel import Channel
+from gpulayer.run.events import Event, now
 from gpulayer.run.follow import Links, Reporter
 from gpulayer.run.launch import Busy, Launcher, Rejected, Unwanted
 from gpulayer.run.store import Intent, Store
@@ -26,18 +29,26 @@ class Host:
 
     name = "alpha"
 
-    def __init__(self, *answers: dict[str, Any]) -> None:
+    def __init__(self, *answers: dict[str, Any], meanwhile: Callable[[], None] = lambda: None) -> None:
         self.answers = list(answers)
+        self.meanwhile = meanwhile
+        self.cancelled: list[str] = []
 
     async def stream(self, op: str, _payload: bytes, **_fields: Any) -> Stream:
         assert op == "launch"
         answer = self.answers.pop(0)
+        self.meanwhile()
         stream = Stream(cast("Session", self), 1)
         if "code" in answer:
             stream.fail(AgentError(self.name, {"error": answer}))
         else:
             stream.take(Reply({"ok": True, "new": True, "state": answer}, b""))
         return stream
+
+    async def request(self, op: str, *, run: str, **_fields: Any) -> Reply:
+        assert op == "cancel"
+        self.cancelled.append(run)
+        return Reply({"ok": True}, b"")
 
 
 class Line:
@@ -97,3 +108,22 @@ async def test_a_lock_that_stays_is_no_failure_to_start(tmp_path: Path) -> None:
 
 async def test_a_run_whose_cancel_is_kept_is_not_sent(tmp_path: Path) -> None:
     assert await answer_to(Host(), tmp_path, unwanted=True) == Unwanted()
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_what_is_cancelled_while_hosts_hold_it_is_called_back(tmp_path: Path, settled: bool) -> None:
+    def cancel() -> None:
+        with Store.open(tmp_path) as store:
+            store.keep_cancel(RUN.run, grace=None, by="another terminal")
+            if settled:  # as a cancel does that has waited long for a host to know the run
+                given_up = replace(RUN, status=states.LOST, reason="given up")
+                store.record([(Event(event=states.LOST, at=now(), job="a", run=RUN.run, host="alpha"), given_up)])
+                assert not store.is_unwanted(RUN.run)
+
+    host = Host(STARTED, meanwhile=cancel)
+    new, _ = await answer_to(host, tmp_path)
+    assert (new, host.cancelled) == (True, [RUN.run])
+    (tmp_path / "wanted").mkdir()
+    wanted = Host(STARTED)
+    await answer_to(wanted, tmp_path / "wanted")
+    assert wanted.cancelled == []
