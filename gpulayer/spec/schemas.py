@@ -299,6 +299,8 @@ def _type(document: Document, error: ValidationError, _: Mapping[str, str]) -> s
     expected = " or ".join(_TYPES[word] for word in wanted)
     if "object" in wanted:
         expected = error.schema.get("x-rule", expected)
+        if "x-rule" not in error.schema and (keys := error.schema.get("properties")):
+            fix = f"; its keys are {', '.join(keys)}"
     if value is None:
         return f"is empty; {expected} is needed{fix}"
     subject = written or _kind(value) if isinstance(value, bool | int | float) else _kind(value)

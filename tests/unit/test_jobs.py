@@ -192,6 +192,11 @@ def test_a_distributed_job_on_mps_is_the_same_error_from_a_document_and_from_cod
     assert listed == [("accelerator[1]", DISTRIBUTED_MPS)]
 
 
+def test_a_number_for_distributed_is_told_its_keys() -> None:
+    ((_, message),) = messages(job_of, "accelerator: cpu, distributed: 2")
+    assert message == "2 is not a mapping; its keys are nodes, processes_per_node, backend, mixed_arch"
+
+
 @pytest.mark.parametrize(
     "command",
     ["torchrun train.py", ("/opt/bin/torchrun", "train.py"), ("python3", "-m", "torch.distributed.run", "train.py")],
