@@ -107,7 +107,7 @@ def lease_folder(wanted: str | None) -> str:
     raise RequestError(
         "no_lease_dir",
         "no folder for leases can be used: " + "; ".join(reasons),
-        fix="set lease_dir in the inventory to a folder with mode 1777 on a local disk of this host",
+        fix="set lease_dir in the inventory to a folder on a local disk there, with mode 1777 or not made yet",
     )
 
 
