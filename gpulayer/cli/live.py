@@ -148,7 +148,7 @@ class Live:
             )
         for end in bad:  # among the words of all ranks those of the one that failed are far above
             rank = (end.detail.get("first_failure") or {}).get("rank")
-            if rank is not None:
+            if rank is not None and end.event != states.FAILED_TO_START:
                 self._screen.say(f"what rank {rank} said: gpulayer logs {end.job} --rank {rank}")
         counts = ", ".join(
             f"{count} {outcome.replace('_', ' ')}" for outcome, count in event.detail["counts"].items() if count
