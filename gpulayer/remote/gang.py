@@ -50,20 +50,6 @@ _PINGS = 12  # in the time of a silence that counts as a loss
 _PATIENCE = 24 * 3600  # seconds that torchrun waits for the other nodes, whose setup may take long; ours ends it before
 _LEAST_SHUTDOWN = 30  # seconds, torch's own default
 
-# `python -m torch.distributed.run`, which would end a gang that is stopped with thirty lines of traceback a host, below
-# the words of the rank that has failed. SignalException is its handler's of a signal, ChildFailedError tells of a rank.
-_TORCHRUN = """\
-import runpy, signal, sys
-try:
-    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
-except Exception as error:
-    if type(error).__name__ not in ("SignalException", "ChildFailedError"):
-        raise
-    sys.exit(f"torchrun: {error}")
-finally:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-"""
-
 
 class Gang:
     """What hub and other nodes have in common. `spec` is a checked spec of a gang's node."""
@@ -164,7 +150,7 @@ class Gang:
             "rdzv-conf": f"timeout={_PATIENCE}",
             "max-restarts": 0,
         }
-        torchrun = [interpreter, "-c", _TORCHRUN]
+        torchrun = [interpreter, "-m", "torch.distributed.run"]
         torchrun += [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [*torchrun, "--no-python", sys.executable, "-I", "-S", wrapper, *command]
 

@@ -137,9 +137,6 @@ async def test_a_rank_that_fails_ends_the_gang_as_it_ended(
             "cancelled", f"stopped because rank {rank} on {host} failed",
         )  # fmt: skip
     assert logs_are_equal(project)
-    (run,) = project.runs()
-    for node in range(2):  # torchrun does not end its log with a traceback of its being stopped
-        assert "Traceback" not in project.paths.log(f"{run}-n{node}").read_text()
 
 
 def losses(text: str) -> list[float]:

@@ -207,8 +207,7 @@ def test_a_gang_of_one_waits_for_nobody_and_torchrun_is_told_so(hosts: Any) -> N
     host.hub.assemble(host.answer)
     host.hub.commit()
     words = host.hub.words("/python", "/rank.py", ["a", "-b"])
-    assert words[:2] == ["/python", "-c"]
-    assert '"torch.distributed.run"' in words[2]
+    assert words[:3] == ["/python", "-m", "torch.distributed.run"]
     options = dict(zip(words[3:-6:2], words[4:-6:2], strict=False))
     assert options["--master-addr"] == "127.0.0.1"
     assert options["--nnodes"] == options["--nproc-per-node"] == "1"
