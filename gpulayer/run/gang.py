@@ -151,7 +151,7 @@ async def addresses(sessions: Sequence[Session], named: Sequence[str]) -> list[s
     if host.private_address is not None:
         found = await _resolved(host.private_address)
         if not found:
-            message = f"its private_address {host.private_address} is not known here"
+            message = f"the private_address of {host.name}, {host.private_address}, is not known here"
             fix = "correct it in the inventory, or write the IP address"
             raise AgentError(host.name, {"error": {"code": "peer", "message": message, "fix": fix}})
         return found[:MOST_ADDRESSES]

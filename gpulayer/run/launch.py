@@ -300,4 +300,5 @@ def _refused(error: AgentError) -> Busy | Rejected:
     free = error.error.get("found")
     if error.code == "memory" and isinstance(free, int):
         return Busy(host=error.host, reason=error.message, fix=error.fix, free_memory=free)
-    return Rejected(reason=error.message, fix=error.fix)
+    named = error.code == "peer"  # both ends
+    return Rejected(reason=error.reason if named else error.message, fix=error.fix)

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from gpulayer.errors import HostError, Stage, UsageError
+from gpulayer.fleet.connector import jittered
 from gpulayer.fleet.session import AgentError, Reply, Session, Stream
 from gpulayer.placement.gangs import known_now, together
 from gpulayer.placement.plan import HostView, KnownRun, Placement
@@ -216,10 +217,13 @@ async def test_a_host_may_be_private_near_or_named_by_itself() -> None:
     assert await to(near, same)(["127.0.0.1"]) == ["127.0.0.1"]
     far.host = replace(far.host, private_address="198.51.100.4")
     assert await to(far, other)(named) == ["198.51.100.4"]
-    far.host = replace(far.host, private_address="localhost")  # a name means here what it may not mean there
-    assert set(await to(far, other)(named)) <= {"127.0.0.1", "::1"} != set()
+    far.host = replace(far.host, private_address="localhost")
+    for named_so in (far, Line("localhost")):  # a name means here what it may not mean there, as one in .local
+        found = await to(named_so, other)([])
+        assert found
+        assert set(found) <= {"127.0.0.1", "::1"}
     far.host = replace(far.host, private_address="no-such-name.invalid")
-    with pytest.raises(AgentError, match=r"no-such-name\.invalid is not known here"):
+    with pytest.raises(AgentError, match=r"private_address of alpha, no-such-name\.invalid, is not known here"):
         await to(far, other)(named)
 
 
@@ -238,6 +242,12 @@ def test_a_node_on_a_silent_host_is_unknown_and_keeps_its_end() -> None:
     answers = HostView(host=Host(name="gamma"), reached=True)
     (gang,) = known_now([*views, answers], [GANG])
     assert (gang.status, gang.reason) == ("lost", "no host knows how node 2 ended")
+
+
+def test_who_failed_together_does_not_come_back_together() -> None:
+    pauses = {jittered(8.0) for _ in range(20)}
+    assert len(pauses) > 1
+    assert all(4.0 <= pause <= 8.0 for pause in pauses)
 
 
 def test_a_taken_port_is_tried_again_twice_whatever_retries_say() -> None:
