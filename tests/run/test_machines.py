@@ -16,7 +16,7 @@ from gpulayer.errors import StalePlanError
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.placement.plan import Action, Code
 from gpulayer.remote.leases import Leases
-from gpulayer.run import api
+from gpulayer.run import api, executor
 from gpulayer.run.survey import fleet_document
 from tests.machines import H200_IDS, MAC_TORCH, simulated_cuda_host, simulated_mac, write_torch
 from tests.run.project import STARTED, Project, output, summary
@@ -152,7 +152,16 @@ async def test_more_jobs_than_devices_take_turns(mixed: Project) -> None:
     assert {device for _, device in lines} == set(H200_IDS)
 
 
-async def test_a_device_that_somebody_took_after_the_plan_is_left_for_one_that_is_free(mixed: Project) -> None:
+async def test_a_device_that_somebody_took_after_the_plan_is_left_for_one_that_is_free(
+    mixed: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def noted(pause: float) -> float:
+        pauses.append(pause)
+        return 0.0
+
+    monkeypatch.setattr(executor, "jittered", noted)
     mixed.write({"job": {"command": TOLD, "accelerator": "cuda"}})
     plan = await mixed.plan()
     (job,) = plan.jobs
@@ -166,6 +175,7 @@ async def test_a_device_that_somebody_took_after_the_plan_is_left_for_one_that_i
         for lock in locks:
             os.close(lock)
     assert summary(events) == (0, {"succeeded": 1})
+    assert pauses[0] == executor.BUSY[0]
     (free,) = set(H200_IDS) - set(place.devices)
     assert f"|{free}|" in output(events, "job").decode()
 
