@@ -17,6 +17,8 @@ from gpulayer.fleet.transport import Channel, Receiver
 # runs alike on this machine and on another, and no secret goes along unasked.
 LOGIN_ENVIRONMENT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "TZ")
 
+_REST = 1.0  # seconds in which what an ended child has written is read; a pipe holds less than one read takes
+
 
 def login_environment(*more: str) -> dict[str, str]:
     """Return the variables of our environment that a login has, and those named besides."""
@@ -38,7 +40,8 @@ async def start_process(words: Sequence[str], environment: Mapping[str, str], re
 class _ProcessChannel(asyncio.SubprocessProtocol):
     """Joins the child's pipes to the receiver. Ends when the child has ended and its pipes are read to the end.
 
-    Once aborted it ends with the child, whoever else may hold the pipes (ssh's ProxyCommand and `Match exec` do).
+    Whoever else may hold the pipes (what ssh's ProxyCommand and `Match exec` leave behind does) is not waited for: what
+    the child itself has written is read soon after its end, and once aborted nothing is.
     """
 
     peer = None  # this machine, or what only the system's ssh knows
@@ -71,8 +74,8 @@ class _ProcessChannel(asyncio.SubprocessProtocol):
         self._writable.set()
 
     def process_exited(self) -> None:
-        if self._aborted and self._transport is not None:
-            self._transport.close()
+        if self._transport is not None:
+            asyncio.get_running_loop().call_later(0.0 if self._aborted else _REST, self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._writable.set()

@@ -55,3 +55,15 @@ async def test_an_aborted_channel_ends_though_the_child_s_child_holds_its_pipes(
         assert await asyncio.wait_for(listener.end, 10) == (7 if ends_first else -signal.SIGKILL)
     finally:
         os.kill(left, signal.SIGKILL)
+
+
+async def test_what_a_child_has_left_behind_is_not_waited_for() -> None:
+    listener = Listener()
+    words = "sleep 60 & echo $!; head -c 60000 /dev/zero; exit 3"
+    await start_process(["/bin/sh", "-c", words], dict(os.environ), listener)
+    left = int(await listener.output.readline())
+    try:
+        assert await asyncio.wait_for(listener.end, 10) == 3
+        assert await listener.output.readexactly(60_000) == bytes(60_000)
+    finally:
+        os.kill(left, signal.SIGKILL)
