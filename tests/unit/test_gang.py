@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import select
 import socket
 import threading
@@ -103,9 +104,9 @@ def test_who_joins_and_never_writes_its_intent_is_named_to_all(hosts: Any, monke
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[Spoke, Answer, list[Link]]]:
+def hub() -> Iterator[tuple[Spoke, Answer, queue.SimpleQueue[Link]]]:
     """Node 1 of 3, where its launch answers, and the link of a hub that welcomes it and says no more by itself."""
-    links: list[Link] = []
+    welcomed: queue.SimpleQueue[Link] = queue.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         document = spec(3)
@@ -116,8 +117,7 @@ def hub() -> Iterator[tuple[Spoke, Answer, list[Link]]]:
             claim = Claim(Link(server.accept()[0]), Proof(TOKEN, document["gang"]["run"]), 3)
             select.select([claim.link], [], [], 10)
             assert claim.step() == 1
-            links.append(claim.link)
-            claim.take()
+            welcomed.put(claim.take())
 
         thread = threading.Thread(target=welcome)
         thread.start()
@@ -125,17 +125,16 @@ def hub() -> Iterator[tuple[Spoke, Answer, list[Link]]]:
         assert isinstance(spoke, Spoke)
         heard, pipe = os.pipe()
         answer = Answer(pipe, lambda header: repr(header).encode() + b"\n")
-        yield spoke, answer, links
+        yield spoke, answer, welcomed
         thread.join()
     spoke.close()
-    for link in links:
-        link.close()
+    welcomed.get().close()
     os.close(heard)
     os.close(pipe)
 
 
 def test_a_node_whose_gang_never_comes_together_gives_up_and_says_so(
-    hub: tuple[Spoke, Answer, list[Link]], monkeypatch: pytest.MonkeyPatch
+    hub: tuple[Spoke, Answer, queue.SimpleQueue[Link]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gang, "_HOLD", 0.5)
     spoke, answer, _ = hub
@@ -149,10 +148,16 @@ def test_a_node_whose_gang_never_comes_together_gives_up_and_says_so(
 
 
 def test_a_node_whose_intent_the_hub_does_not_answer_gives_up_and_names_it(
-    hub: tuple[Spoke, Answer, list[Link]], monkeypatch: pytest.MonkeyPatch
+    hub: tuple[Spoke, Answer, queue.SimpleQueue[Link]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoke, answer, links = hub
-    monkeypatch.setattr(answer, "send", lambda _: links[0].send({"commit": True}))
+    spoke, answer, welcomed = hub
+
+    def told_to_commit(_: object) -> None:
+        link = welcomed.get(timeout=10)
+        link.send({"commit": True})
+        welcomed.put(link)
+
+    monkeypatch.setattr(answer, "send", told_to_commit)
     spoke.assemble(answer)
     monkeypatch.setattr(gang, "_COMMIT", -gang._REACH + 0.2)
     with pytest.raises(RequestError, match="the gang never came together: alpha did not answer") as caught:
