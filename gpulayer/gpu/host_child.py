@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import socket
 import sys
 
@@ -51,9 +50,9 @@ def main(report: Report) -> None:
     """Write the facts to `report`."""
     report.say("executable", sys.executable)
     report.say("real_path", os.path.realpath(sys.executable))
-    report.say("version", platform.python_version())
+    report.say("version", sys.version.split()[0])
     report.say("implementation", sys.implementation.name)
-    report.say("arch", platform.machine())
+    report.say("arch", os.uname().machine)
     report.say("search_path", _search_path())
     report.say("interfaces", _interfaces())
     report.say("hostname_addresses", _hostname_addresses())

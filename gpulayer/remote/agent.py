@@ -9,44 +9,27 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import os
 import select
 import signal
 import time
 
-from gpulayer.remote.host import Host, Request, Task
-from gpulayer.remote.wire import WINDOW, FrameReader, ProtocolError, RequestError, encode, refusal
+from gpulayer.remote.host import Host, Request, Stream, Task
+from gpulayer.remote.wire import FrameReader, ProtocolError, RequestError, encode, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from gpulayer.remote.importer import MemoryImporter
-    from gpulayer.remote.operations import Stream
 
 SILENCE = 60.0
 """Seconds without any frame after which the connection counts as dead."""
 
+_ALLOCATIONS = 100_000  # objects between two searches for garbage: nearly all that we make lives as long as we
 _READ = 256 * 1024
 _BURST = 8  # frames that are sent before the input is looked at again
-
-
-class _Stream:
-    """A stream that is being sent: its source, and how much of it was sent and acknowledged."""
-
-    __slots__ = ("acknowledged", "due", "request", "sent", "source")
-
-    def __init__(self, request: int, source: Stream) -> None:
-        self.request = request
-        self.source = source
-        self.sent = 0
-        self.acknowledged = 0
-        self.due = 0.0
-
-    @property
-    def open(self) -> bool:
-        """Whether the receiver can take more."""
-        return self.sent - self.acknowledged < WINDOW
 
 
 class Agent:
@@ -62,7 +45,7 @@ class Agent:
         self._host: Host | None = None
         self._umask = os.umask(0o077)
         self._control: collections.deque[bytes] = collections.deque()
-        self._streams: collections.deque[_Stream] = collections.deque()
+        self._streams: collections.deque[Stream] = collections.deque()
         self._tasks: dict[int, tuple[Task, FrameReader]] = {}
         self._writing = memoryview(b"")
         self._heard = time.monotonic()
@@ -77,12 +60,16 @@ class Agent:
             while time.monotonic() - self._heard < SILENCE:
                 blocked = self._write()
                 self._poll.register(self._sink, select.POLLOUT if blocked else 0)
-                for descriptor, _ in self._poll.poll(self._patience(blocked)):
+                ready = [descriptor for descriptor, _ in self._poll.poll(self._patience(blocked))]
+                # The input comes last: what it brings may close descriptors, and give their numbers to others.
+                for descriptor in sorted(ready, key=lambda descriptor: descriptor == self._source):
                     if descriptor == self._source:
                         if not self._read():
                             return
                     elif descriptor in self._tasks:
                         self._collect(descriptor)
+                    elif descriptor != self._sink:
+                        self._wake(descriptor)
                     elif not blocked:
                         return  # nobody reads any more
         except (BrokenPipeError, ConnectionResetError, ProtocolError):
@@ -150,11 +137,13 @@ class Agent:
             self._tasks[result.pipe] = (result, FrameReader(self._nonce))
             self._poll.register(result.pipe, select.POLLIN)
         else:
-            self._streams.append(_Stream(request.id, result))
+            self._streams.append(result)
+            if result.wake >= 0:
+                self._poll.register(result.wake, select.POLLIN)
 
     def _stop(self, request: int) -> None:
         for stream in [stream for stream in self._streams if stream.request == request]:
-            self._streams.remove(stream)
+            self._drop(stream)
             self._answer(request, {"ok": True, "stopped": True})
         for pipe in [pipe for pipe, (task, _) in self._tasks.items() if task.request == request and not task.bound]:
             self._forget(pipe)  # a launch that is held sees that nobody waits for it; what has begun goes on
@@ -195,16 +184,16 @@ class Agent:
         self._writing = memoryview(self._control.popleft())
         return True
 
-    def _advance(self, stream: _Stream, now: float) -> bool:
+    def _advance(self, stream: Stream, now: float) -> bool:
         """Let a stream make its next frame; say whether it made one."""
         try:
-            made = next(stream.source)
+            made = next(stream.frames)
         except StopIteration as end:
-            self._streams.remove(stream)
+            self._drop(stream)
             self._answer(stream.request, {"ok": True, **end.value})
             return True
         except (RequestError, OSError) as error:
-            self._streams.remove(stream)
+            self._drop(stream)
             answer = error if isinstance(error, RequestError) else refusal(error)
             self._answer(stream.request, {"error": answer.header()})
             return True
@@ -215,6 +204,20 @@ class Agent:
         stream.sent += len(payload)
         self._answer(stream.request, header, payload)
         return True
+
+    def _wake(self, descriptor: int) -> None:
+        """Look at once at a stream that waits for what its descriptor tells: once, and for good."""
+        self._poll.unregister(descriptor)
+        for stream in self._streams:
+            if stream.wake == descriptor:
+                stream.due = 0.0
+
+    def _drop(self, stream: Stream) -> None:
+        self._streams.remove(stream)
+        if stream.wake >= 0:
+            with contextlib.suppress(KeyError):  # it has woken us already
+                self._poll.unregister(stream.wake)
+        stream.close()
 
     def _collect(self, pipe: int) -> None:
         """Pass on what a child answers, frame by frame; one that ends before its last frame is answered for."""
@@ -253,4 +256,6 @@ class Agent:
 
 def main(nonce: str, importer: MemoryImporter | None = None, *, source: int = 0, sink: int = 1) -> None:
     """Serve the connection on the descriptors `source` and `sink` until it ends."""
+    gc.set_threshold(_ALLOCATIONS)
     Agent(nonce, source, sink, importer).run()
+    gc.freeze()  # Python's end then does not take apart, at some cost, what the process's end frees anyway

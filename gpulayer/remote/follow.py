@@ -46,7 +46,8 @@ def follow(
     try:
         _check_tail(log, offset, tail, entry.get("log_hole"))
         news = looked = time.monotonic()
-        share = _DUE if rank is None else _ANY_TIME  # a rank begins seconds later, and its state tells
+        due = _ANY_TIME if state.get("ranks") else _DUE  # a gang's output comes seconds after its states
+        share = due
         sign = None
         while True:
             now = time.monotonic()
@@ -55,7 +56,7 @@ def follow(
                 sign, looked = latest, now
                 before, state = state, settled(run) or state
                 if _differ(before, state):
-                    news, share = now, _DUE
+                    news, share = now, due
                     if state["status"] not in states.FINAL:
                         yield {"state": state}, b""
             # The state is read before the log: a final state then comes after all that belongs to it.

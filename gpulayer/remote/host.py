@@ -1,4 +1,7 @@
-"""What an agent knows of its host and of what it is asked: `Host`, `Request`, and a `Task` that a child works on."""
+"""What an agent knows of its host and of what it is asked: `Host`, `Request`.
+
+And what it answers that takes longer: a `Task` that a child works on, and a `Stream` of frames.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ import sys
 import time
 
 from gpulayer.remote import clock, folders
-from gpulayer.remote.wire import PROTOCOL, RequestError
+from gpulayer.remote.wire import PROTOCOL, WINDOW, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, NoReturn
+    from collections.abc import Callable, Generator
+    from typing import Any, NoReturn, Union
 
     from gpulayer.remote.files import Blobs
+
+    # A frame, or for how many seconds there is none; in the end the fields of the answer.
+    Frames = Generator[Union[tuple[dict[str, Any], bytes], float], None, dict[str, Any]]
 
 
 class Request:
@@ -170,3 +176,29 @@ class Task:
         """Take note of the child's end; it has closed its pipe already."""
         if self.bound:
             os.waitpid(self.pid, 0)
+
+
+class Stream:
+    """An answer of many frames, and how much of it was sent and acknowledged."""
+
+    __slots__ = ("acknowledged", "due", "frames", "request", "sent", "wake")
+
+    def __init__(self, request: Request, frames: Frames, wake: int = -1) -> None:
+        """`wake` is a descriptor, closed with the stream, that poll sees when a frame may be due at once; -1: none."""
+        self.request = request.id
+        self.frames = frames
+        self.wake = wake
+        self.sent = 0
+        self.acknowledged = 0
+        self.due = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether the receiver can take more."""
+        return self.sent - self.acknowledged < WINDOW
+
+    def close(self) -> None:
+        """Free what it holds."""
+        self.frames.close()
+        if self.wake >= 0:
+            os.close(self.wake)

@@ -11,7 +11,7 @@ import os
 import signal
 
 from gpulayer.remote import processes
-from gpulayer.remote.host import Task
+from gpulayer.remote.host import Stream, Task
 from gpulayer.remote.leases import Leases
 from gpulayer.remote.runs import Run, removed
 from gpulayer.remote.settling import settled
@@ -20,13 +20,10 @@ from gpulayer.remote.wire import MAX_HEADER, RequestError, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from typing import Any, NoReturn, Union
+    from collections.abc import Callable
+    from typing import Any, NoReturn
 
     from gpulayer.remote.host import Host, Request
-
-    # A frame, or for how many seconds there is none; in the end the fields of the answer.
-    Stream = Generator[Union[tuple[dict[str, Any], bytes], float], None, dict[str, Any]]
 
 _MAX_RUNS = 1000
 
@@ -169,11 +166,14 @@ def status(host: Host, request: Request) -> dict[str, Any]:
 
 
 def follow_run(host: Host, request: Request) -> Stream:
-    """Stream a run's log and states."""
+    """Stream a run's log and states; the end of its supervisor is not waited for, but told."""
     from gpulayer.remote.follow import follow
 
+    run = Run(host.folder, request.text("run"))
     rank = None if request.header.get("rank") is None else request.integer("rank")
-    return follow(Run(host.folder, request.text("run")), request.integer("offset"), request.tail(), rank)
+    frames = follow(run, request.integer("offset"), request.tail(), rank)
+    supervisor = run.last_known()["supervisor"] if run.exists() and run.final() is None else None
+    return Stream(request, frames, -1 if supervisor is None else processes.watch_end(*supervisor))
 
 
 def cancel(host: Host, request: Request) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def fetch_outputs(host: Host, request: Request) -> Stream:
         raise RequestError("unknown_run", f"this host knows no run {run.id}")
     if run.buried:
         raise removed(run)
-    return fetch(run.work, request.texts("patterns"))
+    return Stream(request, fetch(run.work, request.texts("patterns")))
 
 
 def gc(host: Host, request: Request) -> Task:

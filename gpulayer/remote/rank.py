@@ -60,16 +60,24 @@ def main(folder: str, command: list[str]) -> int:
     return _KILLED + os.WTERMSIG(status) if code is None else code
 
 
-def _tell(folder: str, message: dict[str, object]) -> None:
+def _tell(folder: str, message: dict[str, int | str | None]) -> None:
     """Tell the supervisor, in one write that nothing can come between. Where it is dead nobody is told."""
-    import json  # the command has begun meanwhile, and did not wait for it
-
+    line = "{" + ", ".join(f'"{name}": {_json(value)}' for name, value in message.items()) + "}\n"
     try:
         fifo = os.open(os.path.join(folder, FIFO), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.write(fifo, json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        os.write(fifo, line.encode("utf-8", "replace"))
         os.close(fifo)
     except OSError:
         pass
+
+
+def _json(value: int | str | None) -> str:
+    """Return a value as JSON. Only a text, which is rare, is worth the import: it takes as long as our whole start."""
+    if value is None or isinstance(value, int):
+        return "null" if value is None else str(value)
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -89,11 +89,8 @@ async def _survey(host: Host, session: Session | HostError, question: Question) 
     try:
         hello = Reader(host.name, session.hello)
         domain, identity = (hello.text("boot_id"), hello.text("lease_dir")), hello.text("host_id")
-        report, facts, pythons = await _probes(session, question)
-        states: tuple[RunState, ...] = ()
-        taken = Occupancy(holders={}, slots_held=0)
-        if question.project is not None:
-            taken, states = await known_runs(session, question.project)
+        asked = _probes(session, question), _known_runs(session, question.project)
+        (report, facts, pythons), (taken, states) = await asyncio.gather(*asked)
     except HostError as error:
         return _unreached(host, error)
     except AgentError as error:
@@ -155,6 +152,12 @@ async def _ask_probe(session: Session, question: Question, python: str | None, f
             session.name, Stage.PROTOCOL, f"the probe's report does not hold: {error}",
             fix="run `python -m gpulayer.probe` on the host and look at what it prints",
         ) from error  # fmt: skip
+
+
+async def _known_runs(session: Session, project: str | None) -> tuple[Occupancy, tuple[RunState, ...]]:
+    if project is None:
+        return Occupancy(holders={}, slots_held=0), ()
+    return await known_runs(session, project)
 
 
 async def known_runs(session: Session, project: str) -> tuple[Occupancy, tuple[RunState, ...]]:

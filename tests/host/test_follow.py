@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.host.agent_client import AgentClient, AgentError, new_spec
+from tests.host.agent_client import ROOT, AgentClient, AgentError, new_spec
 
 
 def tail_of(data: bytes) -> dict[str, Any]:
@@ -89,6 +90,32 @@ def typical_delay(agent: AgentClient) -> float:
 
 def test_output_arrives_soon_after_it_is_written(agent: AgentClient) -> None:
     assert any(typical_delay(agent) < 0.015 for _ in range(6))  # once: the machine may be busy otherwise
+
+
+SELDOM = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from gpulayer.remote import follow as f; f._pause = lambda *_: 60.0; "
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has descriptors of processes")
+def test_the_end_of_a_run_is_told_and_not_found_by_looking_again(agents: Callable[..., AgentClient]) -> None:
+    agent = agents(prelude=SELDOM)
+    spec = new_spec("sleep 0.5; echo last; exit 7")
+    agent.launch(spec)
+    state, log = agent.follow(spec["run"])
+    assert (state["code"], log) == (7, b"last\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+def test_streams_leave_no_descriptor_behind(agent: AgentClient) -> None:
+    long, short = new_spec("sleep 1000", job="long"), new_spec("sleep 0.1", job="short")
+    agent.launch(long)
+    agent.launch(short)
+    open_before = os.listdir(f"/proc/{agent.process.pid}/fd")
+    for _ in range(3):
+        follow = agent.send("follow", run=long["run"], offset=0, tail=None)
+        agent.follow(short["run"])
+        agent.stop(follow)
+        assert [header["id"] for header, _ in agent.frames(follow)][-1] == follow
+    assert os.listdir(f"/proc/{agent.process.pid}/fd") == open_before
 
 
 def test_a_stream_ends_early_when_it_is_told_to(agent: AgentClient) -> None:
