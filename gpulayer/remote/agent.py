@@ -29,6 +29,7 @@ SILENCE = 60.0
 
 _ALLOCATIONS = 100_000  # objects between two searches for garbage: nearly all that we make lives as long as we
 _READ = 256 * 1024
+_GATHERING = 0.002  # seconds between what a watch tells and the look: a program writes more than one line
 _BURST = 8  # frames that are sent before the input is looked at again
 
 
@@ -138,8 +139,8 @@ class Agent:
             self._poll.register(result.pipe, select.POLLIN)
         else:
             self._streams.append(result)
-            if result.wake >= 0:
-                self._poll.register(result.wake, select.POLLIN)
+            if result.watch is not None:
+                self._poll.register(result.watch, select.POLLIN)
 
     def _stop(self, request: int) -> None:
         for stream in [stream for stream in self._streams if stream.request == request]:
@@ -186,6 +187,10 @@ class Agent:
 
     def _advance(self, stream: Stream, now: float) -> bool:
         """Let a stream make its next frame; say whether it made one."""
+        if stream.watch is not None and stream.told:
+            stream.watch.clear()  # before the look: what comes after it is told again
+            stream.told = False
+            self._poll.register(stream.watch, select.POLLIN)
         try:
             made = next(stream.frames)
         except StopIteration as end:
@@ -206,17 +211,16 @@ class Agent:
         return True
 
     def _wake(self, descriptor: int) -> None:
-        """Look at once at a stream that waits for what its descriptor tells: once, and for good."""
+        """Look soon at the stream whose watch tells of something, and until then hear no more of it."""
         self._poll.unregister(descriptor)
         for stream in self._streams:
-            if stream.wake == descriptor:
-                stream.due = 0.0
+            if stream.watch is not None and stream.watch.fileno() == descriptor:
+                stream.told, stream.due = True, min(stream.due, time.monotonic() + _GATHERING)
 
     def _drop(self, stream: Stream) -> None:
         self._streams.remove(stream)
-        if stream.wake >= 0:
-            with contextlib.suppress(KeyError):  # it has woken us already
-                self._poll.unregister(stream.wake)
+        if stream.watch is not None and not stream.told:
+            self._poll.unregister(stream.watch)
         stream.close()
 
     def _collect(self, pipe: int) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpulayer.remote.runs import Run
+    from gpulayer.remote.watch import Watch
 
 _CHUNK = 256 * 1024
 _TOLD = ("status", "foreign_process", "ranks", "first_failure")  # of a state, where it has changed
@@ -27,13 +28,13 @@ _DUE, _ANY_TIME = 16, 4
 
 
 def follow(
-    run: Run, offset: int, tail: dict[str, Any] | None, rank: int | None = None
+    run: Run, offset: int, tail: dict[str, Any] | None, rank: int | None = None, watch: Watch | None = None
 ) -> Generator[tuple[dict[str, Any], bytes] | float, None, dict[str, Any]]:
     """Send what comes after `offset` as frames, and each new state; return the final state, after the whole log.
 
     A float that is yielded is for how many seconds there is nothing to send. `tail` says what the follower has before
     `offset`; RequestError `log_replaced` where the log says otherwise. `rank` is one of a gang's whose log it is; None
-    stands for the run's own.
+    stands for the run's own. Who has a `watch` of the run's folder is told when to look; else the pauses are short.
     """
     state = settled(run)
     if state is None:
@@ -45,9 +46,9 @@ def follow(
     log = _open(run, rank)
     try:
         _check_tail(log, offset, tail, entry.get("log_hole"))
+        told = watch is not None and watch.add(_log_path(run, rank))
         news = looked = time.monotonic()
-        due = _ANY_TIME if state.get("ranks") else _DUE  # a gang's output comes seconds after its states
-        share = due
+        share = _DUE if rank is None else _ANY_TIME  # a rank begins seconds later, and its state tells
         sign = None
         while True:
             now = time.monotonic()
@@ -56,7 +57,7 @@ def follow(
                 sign, looked = latest, now
                 before, state = state, settled(run) or state
                 if _differ(before, state):
-                    news, share = now, due
+                    news, share = now, _DUE
                     if state["status"] not in states.FINAL:
                         yield {"state": state}, b""
             # The state is read before the log: a final state then comes after all that belongs to it.
@@ -70,7 +71,7 @@ def follow(
             elif final:
                 return {"state": state}
             else:
-                yield _pause(now, (now - news) / share)
+                yield _SETTLE if told else _pause(now, (now - news) / share)
     finally:
         os.close(log)
 
@@ -83,8 +84,11 @@ def _last_word(run: Run, state: dict[str, Any], *, whole: bool) -> dict[str, Any
 
 
 def _open(run: Run, rank: int | None) -> int:
-    path = run.log if rank is None else run.rank_log(rank)
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
+    return os.open(_log_path(run, rank), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_CREAT, 0o600)
+
+
+def _log_path(run: Run, rank: int | None) -> str:
+    return run.log if rank is None else run.rank_log(rank)
 
 
 def _entry(run: Run, state: dict[str, Any], rank: int | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, Union
 
     from gpulayer.remote.files import Blobs
+    from gpulayer.remote.watch import Watch
 
     # A frame, or for how many seconds there is none; in the end the fields of the answer.
     Frames = Generator[Union[tuple[dict[str, Any], bytes], float], None, dict[str, Any]]
@@ -179,15 +180,16 @@ class Task:
 
 
 class Stream:
-    """An answer of many frames, and how much of it was sent and acknowledged."""
+    """An answer of many frames: how much of it was sent and acknowledged, and when there may be more."""
 
-    __slots__ = ("acknowledged", "due", "frames", "request", "sent", "wake")
+    __slots__ = ("acknowledged", "due", "frames", "request", "sent", "told", "watch")
 
-    def __init__(self, request: Request, frames: Frames, wake: int = -1) -> None:
-        """`wake` is a descriptor, closed with the stream, that poll sees when a frame may be due at once; -1: none."""
+    def __init__(self, request: Request, frames: Frames, watch: Watch | None = None) -> None:
+        """`watch`, which is closed with the stream, tells when a frame may be due at once."""
         self.request = request.id
         self.frames = frames
-        self.wake = wake
+        self.watch = watch
+        self.told = False
         self.sent = 0
         self.acknowledged = 0
         self.due = 0.0
@@ -200,5 +202,5 @@ class Stream:
     def close(self) -> None:
         """Free what it holds."""
         self.frames.close()
-        if self.wake >= 0:
-            os.close(self.wake)
+        if self.watch is not None:
+            self.watch.close()

@@ -166,14 +166,14 @@ def status(host: Host, request: Request) -> dict[str, Any]:
 
 
 def follow_run(host: Host, request: Request) -> Stream:
-    """Stream a run's log and states; the end of its supervisor is not waited for, but told."""
+    """Stream a run's log and states."""
+    from gpulayer.remote import watch
     from gpulayer.remote.follow import follow
 
     run = Run(host.folder, request.text("run"))
     rank = None if request.header.get("rank") is None else request.integer("rank")
-    frames = follow(run, request.integer("offset"), request.tail(), rank)
-    supervisor = run.last_known()["supervisor"] if run.exists() and run.final() is None else None
-    return Stream(request, frames, -1 if supervisor is None else processes.watch_end(*supervisor))
+    watching = watch.watch(run.folder)
+    return Stream(request, follow(run, request.integer("offset"), request.tail(), rank, watching), watching)
 
 
 def cancel(host: Host, request: Request) -> dict[str, Any]:

@@ -129,17 +129,6 @@ def send(pid: int, start: int, number: int) -> None:
                 os.close(descriptor)
 
 
-def watch_end(pid: int, start: int) -> int:
-    """Return a descriptor that poll sees once the process (pid, start) has ended; -1 where none is to be had."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = _pidfd(pid)
-        if descriptor is not None:
-            if start_of(pid) == start:
-                return descriptor
-            os.close(descriptor)
-    return -1
-
-
 def detach(work: Callable[[], None], keep: Collection[int], diary: str) -> None:
     """Do `work` in a process that nothing ties to this one: own session, no parent, no descriptor but `keep`.
 

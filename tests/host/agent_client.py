@@ -20,7 +20,8 @@ __all__ = ["LIVE", "AgentClient", "AgentError", "new_spec"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NONCE = "0123456789abcdef" * 2
-ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from gpulayer.remote.agent import main; main(sys.argv[2])"
+PATH = "import sys; sys.path.insert(0, sys.argv[1]); "
+ENTRY = "from gpulayer.remote.agent import main; main(sys.argv[2])"
 
 
 def new_spec(command: list[str] | str, *, job: str = "job", key: str = "k" * 64, **fields: Any) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class AgentClient:
         self.folder = folder
         self.limit = limit
         self.process = subprocess.Popen(
-            [python, "-I", "-S", "-X", "utf8", "-c", prelude + ENTRY, str(ROOT), NONCE],
+            [python, "-I", "-S", "-X", "utf8", "-c", PATH + prelude + ENTRY, str(ROOT), NONCE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **(env or {})},

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.host.agent_client import ROOT, AgentClient, AgentError, new_spec
+from gpulayer.remote.watch import watch
+from tests.host.agent_client import AgentClient, AgentError, new_spec
+
+# What an agent does first: it looks a minute after it was told, is never told, is not told of the log.
+SELDOM = "from gpulayer.remote import follow; follow._SETTLE = 60.0; "
+BLIND = "from gpulayer.remote import watch; watch.watch = lambda folder: None; "
+NO_MORE = "from gpulayer.remote.watch import Watch; Watch.add = lambda *_: False; "
 
 
 def tail_of(data: bytes) -> dict[str, Any]:
@@ -88,20 +94,39 @@ def typical_delay(agent: AgentClient) -> float:
     return sorted(late)[10]
 
 
-def test_output_arrives_soon_after_it_is_written(agent: AgentClient) -> None:
+@pytest.mark.parametrize("prelude", ["", BLIND], ids=["told", "looking"])
+def test_output_arrives_soon_after_it_is_written(agents: Callable[..., AgentClient], prelude: str) -> None:
+    agent = agents(prelude=prelude)
     assert any(typical_delay(agent) < 0.015 for _ in range(6))  # once: the machine may be busy otherwise
 
 
-SELDOM = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from gpulayer.remote import follow as f; f._pause = lambda *_: 60.0; "
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has descriptors of processes")
-def test_the_end_of_a_run_is_told_and_not_found_by_looking_again(agents: Callable[..., AgentClient]) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what happens in a folder")
+def test_output_and_end_are_told_and_not_found_by_looking_again(agents: Callable[..., AgentClient]) -> None:
     agent = agents(prelude=SELDOM)
-    spec = new_spec("sleep 0.5; echo last; exit 7")
+    spec = new_spec("sleep 0.5; echo first; sleep 0.5; echo last; sleep 0.5; exit 7")
     agent.launch(spec)
     state, log = agent.follow(spec["run"])
-    assert (state["code"], log) == (7, b"last\n")
+    assert (state["code"], log) == (7, b"first\nlast\n")
+
+
+@pytest.mark.parametrize("prelude", [BLIND, NO_MORE], ids=["no watch", "no watch of a log"])
+def test_who_is_not_told_looks(agents: Callable[..., AgentClient], prelude: str) -> None:
+    agent = agents(prelude=prelude + SELDOM)
+    spec = new_spec("sleep 0.5; echo first; sleep 0.5; echo last; sleep 0.5; exit 7")
+    agent.launch(spec)
+    state, log = agent.follow(spec["run"])
+    assert (state["code"], log) == (7, b"first\nlast\n")
+
+
+def test_where_nothing_can_be_watched_none_is_given(tmp_path: Path) -> None:
+    assert watch(str(tmp_path / "missing")) is None
+    watching = watch(str(tmp_path))
+    if sys.platform == "linux":
+        assert watching is not None
+        assert not watching.add(str(tmp_path / "missing"))
+        watching.close()
+    else:
+        assert watching is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
@@ -109,13 +134,14 @@ def test_streams_leave_no_descriptor_behind(agent: AgentClient) -> None:
     long, short = new_spec("sleep 1000", job="long"), new_spec("sleep 0.1", job="short")
     agent.launch(long)
     agent.launch(short)
-    open_before = os.listdir(f"/proc/{agent.process.pid}/fd")
+    descriptors = Path(f"/proc/{agent.process.pid}/fd")
+    before = sorted(descriptors.iterdir())
     for _ in range(3):
         follow = agent.send("follow", run=long["run"], offset=0, tail=None)
         agent.follow(short["run"])
         agent.stop(follow)
         assert [header["id"] for header, _ in agent.frames(follow)][-1] == follow
-    assert os.listdir(f"/proc/{agent.process.pid}/fd") == open_before
+    assert sorted(descriptors.iterdir()) == before
 
 
 def test_a_stream_ends_early_when_it_is_told_to(agent: AgentClient) -> None:
