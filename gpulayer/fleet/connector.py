@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes.util
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from gpulayer.fleet.openssh import OpenSshTransport
@@ -41,9 +40,8 @@ class Connector:
             return LocalTransport(host.name)
         if host.transport is TransportKind.OPENSSH:
             return OpenSshTransport(host, self.inventory.hosts, self.options)
-        with _without_library_search():
-            from gpulayer.fleet.hostkeys import HostKeys  # noqa: PLC0415  # asyncssh is slow to import
-            from gpulayer.fleet.ssh import Jumps, SshTransport  # noqa: PLC0415
+        from gpulayer.fleet.hostkeys import HostKeys  # noqa: PLC0415  # asyncssh is slow to import
+        from gpulayer.fleet.ssh import Jumps, SshTransport  # noqa: PLC0415
 
         if self._host_keys is None or self._jumps is None:
             self._host_keys = HostKeys(self.options.known_hosts)
@@ -72,21 +70,3 @@ class Connector:
 def jittered(seconds: float) -> float:
     """Return between half of and the whole time, so that many who failed together do not come back together."""
     return seconds * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
-
-
-@contextlib.contextmanager
-def _without_library_search() -> Iterator[None]:
-    """Let asyncssh not look for liboqs and nettle.
-
-    It runs ldconfig, a compiler and a linker for that, which takes a quarter of its import's time. What the libraries
-    would add (sntrup761, umac) is not needed: no server lacks all the other algorithms.
-    """
-    find_library = ctypes.util.find_library
-    ctypes.util.find_library = lambda name: None if name.removeprefix("lib") in _UNWANTED else find_library(name)
-    try:
-        yield
-    finally:
-        ctypes.util.find_library = find_library
-
-
-_UNWANTED = frozenset({"oqs", "nettle", "nettle-6"})

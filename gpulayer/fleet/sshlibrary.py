@@ -1,21 +1,27 @@
-"""The SSH library, imported without its search for liboqs and libnettle.
+"""The SSH library, imported without what we have no use for: its search for liboqs and libnettle, and X.509.
 
-asyncssh looks for both through `ctypes.util.find_library`, which on Linux starts ldconfig for each name, and gcc and ld
-where these are installed: a quarter of the time that the import takes, in every command. What it can do would also hang
-on what lies on this machine. Without them it lacks sntrup761 and umac; ML-KEM, curve25519 and HMAC are there.
+asyncssh looks for both libraries through `ctypes.util.find_library`, which on Linux starts ldconfig for each name, and
+gcc and ld where these are installed: a quarter of the time that the import takes, in every command. What it can do
+would also hang on what lies on this machine. Without them it lacks sntrup761 and umac; ML-KEM, curve25519 and HMAC are
+there. X.509 certificates, which OpenSSH does not know and `ssh.py` does not offer, take another quarter.
 """
 
 from __future__ import annotations
 
 import ctypes.util
+import sys
+
+_X509 = "asyncssh.crypto.x509"
 
 _find_library = ctypes.util.find_library
 ctypes.util.find_library = lambda name: None  # noqa: ARG005  # the name is part of the signature
+sys.modules[_X509] = None  # type: ignore[assignment]  # which makes its import fail; asyncssh then does without
 try:
     import asyncssh
     from asyncssh.agent import SSHAgentClient
     from asyncssh.known_hosts import SSHKnownHosts
 finally:
     ctypes.util.find_library = _find_library
+    del sys.modules[_X509]
 
 __all__ = ["SSHAgentClient", "SSHKnownHosts", "asyncssh"]
