@@ -171,9 +171,10 @@ def follow_run(host: Host, request: Request) -> Stream:
     from gpulayer.remote.follow import follow
 
     run = Run(host.folder, request.text("run"))
+    offset, tail = request.integer("offset"), request.tail()
     rank = None if request.header.get("rank") is None else request.integer("rank")
     watching = watch.watch(run.folder)
-    return Stream(request, follow(run, request.integer("offset"), request.tail(), rank, watching), watching)
+    return Stream(request, follow(run, offset, tail, rank, watching), watching)
 
 
 def cancel(host: Host, request: Request) -> dict[str, Any]:
