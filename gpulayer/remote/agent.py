@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpulayer.remote.importer import MemoryImporter
+    from gpulayer.remote.watch import Watches
 
 SILENCE = 60.0
 """Seconds without any frame after which the connection counts as dead."""
 
 _ALLOCATIONS = 100_000  # objects between two searches for garbage: nearly all that we make lives as long as we
 _READ = 256 * 1024
-_GATHERING = 0.002  # seconds between what a watch tells and the look: a program writes more than one line
+_GATHERING = 0.002  # seconds between what a watch tells and the look, for which no more is heard: lines come in numbers
 _BURST = 8  # frames that are sent before the input is looked at again
 
 
@@ -50,6 +51,8 @@ class Agent:
         self._tasks: dict[int, tuple[Task, FrameReader]] = {}
         self._writing = memoryview(b"")
         self._heard = time.monotonic()
+        self._watches: Watches | None = None
+        self._deaf = 0.0
         self._poll = select.poll()
 
     def run(self) -> None:
@@ -61,6 +64,7 @@ class Agent:
             while time.monotonic() - self._heard < SILENCE:
                 blocked = self._write()
                 self._poll.register(self._sink, select.POLLOUT if blocked else 0)
+                self._listen(blocked)
                 ready = [descriptor for descriptor, _ in self._poll.poll(self._patience(blocked))]
                 # The input comes last: what it brings may close descriptors, and give their numbers to others.
                 for descriptor in sorted(ready, key=lambda descriptor: descriptor == self._source):
@@ -70,7 +74,7 @@ class Agent:
                     elif descriptor in self._tasks:
                         self._collect(descriptor)
                     elif descriptor != self._sink:
-                        self._wake(descriptor)
+                        self._wake()
                     elif not blocked:
                         return  # nobody reads any more
         except (BrokenPipeError, ConnectionResetError, ProtocolError):
@@ -86,6 +90,8 @@ class Agent:
             if self._control:
                 return 0
             until = min([until, *(stream.due for stream in self._streams if stream.open)])
+            if self._deaf > now:
+                until = min(until, self._deaf)
         return max(0, int((until - now) * 1000) + 1)
 
     def _read(self) -> bool:
@@ -117,6 +123,8 @@ class Agent:
 
     def _begin(self, request: Request) -> None:
         if request.op == "hello":
+            if self._host is not None:
+                raise RequestError("request", "this agent was introduced before")
             self._host = Host(request, self._nonce, self._umask)
             if self._importer is not None:
                 self._importer.remember(os.path.join(self._host.folder, "code"))
@@ -140,7 +148,7 @@ class Agent:
         else:
             self._streams.append(result)
             if result.watch is not None:
-                self._poll.register(result.watch, select.POLLIN)
+                self._watches = result.watch.watches
 
     def _stop(self, request: int) -> None:
         for stream in [stream for stream in self._streams if stream.request == request]:
@@ -178,19 +186,15 @@ class Agent:
             for _ in range(len(self._streams)):
                 stream = self._streams[0]
                 self._streams.rotate(-1)
-                if stream.open and stream.due <= now and self._advance(stream, now):
+                if stream.open and stream.due <= now and self._advance(stream):
                     break
         if not self._control:
             return False
         self._writing = memoryview(self._control.popleft())
         return True
 
-    def _advance(self, stream: Stream, now: float) -> bool:
+    def _advance(self, stream: Stream) -> bool:
         """Let a stream make its next frame; say whether it made one."""
-        if stream.watch is not None and stream.told:
-            stream.watch.clear()  # before the look: what comes after it is told again
-            stream.told = False
-            self._poll.register(stream.watch, select.POLLIN)
         try:
             made = next(stream.frames)
         except StopIteration as end:
@@ -203,24 +207,29 @@ class Agent:
             self._answer(stream.request, {"error": answer.header()})
             return True
         if isinstance(made, float):
-            stream.due = now + made
+            stream.due = time.monotonic() + made
             return False
         header, payload = made
         stream.sent += len(payload)
         self._answer(stream.request, header, payload)
         return True
 
-    def _wake(self, descriptor: int) -> None:
-        """Look soon at the stream whose watch tells of something, and until then hear no more of it."""
-        self._poll.unregister(descriptor)
+    def _listen(self, blocked: bool) -> None:
+        """Let poll say what the watches tell, while there is a stream that could send something for it."""
+        if self._watches is not None:
+            wanted = not blocked and time.monotonic() >= self._deaf and any(stream.open for stream in self._streams)
+            self._poll.register(self._watches, select.POLLIN if wanted else 0)
+
+    def _wake(self) -> None:
+        """Look soon at the streams whose watches tell of something."""
+        told = set() if self._watches is None else self._watches.told()
+        self._deaf = time.monotonic() + _GATHERING
         for stream in self._streams:
-            if stream.watch is not None and stream.watch.fileno() == descriptor:
-                stream.told, stream.due = True, min(stream.due, time.monotonic() + _GATHERING)
+            if stream.watch in told:
+                stream.due = min(stream.due, self._deaf)
 
     def _drop(self, stream: Stream) -> None:
         self._streams.remove(stream)
-        if stream.watch is not None and not stream.told:
-            self._poll.unregister(stream.watch)
         stream.close()
 
     def _collect(self, pipe: int) -> None:

@@ -71,7 +71,7 @@ def follow(
             elif final:
                 return {"state": state}
             else:
-                yield _SETTLE if told else _pause(now, (now - news) / share)
+                yield looked + _SETTLE - now if told else _pause(now, (now - news) / share)
     finally:
         os.close(log)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, Union
 
     from gpulayer.remote.files import Blobs
-    from gpulayer.remote.watch import Watch
+    from gpulayer.remote.watch import Watch, Watches
 
     # A frame, or for how many seconds there is none; in the end the fields of the answer.
     Frames = Generator[Union[tuple[dict[str, Any], bytes], float], None, dict[str, Any]]
@@ -112,6 +112,7 @@ class Host:
         self.umask = umask
         self.folder = folders.state_folder(request.text_or_none("state_dir"))
         self._blobs: Blobs | None = None
+        self._watches: Watches | None = None
         self.lease_folder = folders.lease_folder(request.text_or_none("lease_dir"))
 
     @property
@@ -123,10 +124,23 @@ class Host:
             self._blobs = Blobs(self.folder)
         return self._blobs
 
+    def watch(self, folder: str) -> Watch | None:
+        """Return a watch of a folder; None where none is to be had, and who waits has to look for himself."""
+        if self._watches is None:
+            from gpulayer.remote.watch import Watches
+
+            try:
+                self._watches = Watches()
+            except (ImportError, AttributeError, OSError):
+                return None
+        return self._watches.watch(folder)
+
     def close(self) -> None:
-        """Remove what is of no use once the connection has ended."""
+        """Free and remove what is of no use once the connection has ended."""
         if self._blobs is not None:
             self._blobs.drop_parts()
+        if self._watches is not None:
+            self._watches.close()
 
     def run_ids(self) -> list[str]:
         """Return the names of all runs that were ever claimed here, of those that were removed too."""
@@ -182,14 +196,13 @@ class Task:
 class Stream:
     """An answer of many frames: how much of it was sent and acknowledged, and when there may be more."""
 
-    __slots__ = ("acknowledged", "due", "frames", "request", "sent", "told", "watch")
+    __slots__ = ("acknowledged", "due", "frames", "request", "sent", "watch")
 
     def __init__(self, request: Request, frames: Frames, watch: Watch | None = None) -> None:
         """`watch`, which is closed with the stream, tells when a frame may be due at once."""
         self.request = request.id
         self.frames = frames
         self.watch = watch
-        self.told = False
         self.sent = 0
         self.acknowledged = 0
         self.due = 0.0

@@ -167,14 +167,13 @@ def status(host: Host, request: Request) -> dict[str, Any]:
 
 def follow_run(host: Host, request: Request) -> Stream:
     """Stream a run's log and states."""
-    from gpulayer.remote import watch
     from gpulayer.remote.follow import follow
 
     run = Run(host.folder, request.text("run"))
     offset, tail = request.integer("offset"), request.tail()
     rank = None if request.header.get("rank") is None else request.integer("rank")
-    watching = watch.watch(run.folder)
-    return Stream(request, follow(run, offset, tail, rank, watching), watching)
+    watch = host.watch(run.folder)
+    return Stream(request, follow(run, offset, tail, rank, watch), watch)
 
 
 def cancel(host: Host, request: Request) -> dict[str, Any]:

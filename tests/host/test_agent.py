@@ -81,6 +81,14 @@ def test_another_protocol_is_refused(tmp_path: Path) -> None:
     assert caught.value.code == "protocol"
 
 
+def test_an_agent_is_introduced_once(tmp_path: Path) -> None:
+    with AgentClient(tmp_path) as agent:
+        agent.hello()
+        with pytest.raises(AgentError, match="introduced before") as caught:
+            agent.hello()
+        assert caught.value.code == "request"
+
+
 def test_the_agent_outlives_a_reader_that_is_slow(tmp_path: Path) -> None:
     with AgentClient(tmp_path) as agent:
         agent.hello()

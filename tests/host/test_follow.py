@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from gpulayer.remote.watch import watch
+from gpulayer.remote.follow import follow
+from gpulayer.remote.runs import Run
+from gpulayer.remote.watch import Watches
 from tests.host.agent_client import AgentClient, AgentError, new_spec
 
 # What an agent does first: it looks a minute after it was told, is never told, is not told of the log.
 SELDOM = "from gpulayer.remote import follow; follow._SETTLE = 60.0; "
-BLIND = "from gpulayer.remote import watch; watch.watch = lambda folder: None; "
+BLIND = "from gpulayer.remote.watch import Watches; Watches.watch = lambda *_: None; "
 NO_MORE = "from gpulayer.remote.watch import Watch; Watch.add = lambda *_: False; "
+
+linux = pytest.mark.linux("inotify")
 
 
 def tail_of(data: bytes) -> dict[str, Any]:
@@ -117,15 +121,77 @@ def test_who_is_not_told_looks(agents: Callable[..., AgentClient], prelude: str)
     assert (state["code"], log) == (7, b"first\nlast\n")
 
 
+@linux
 def test_where_nothing_can_be_watched_none_is_given(tmp_path: Path) -> None:
-    assert watch(str(tmp_path / "missing")) is None
-    watching = watch(str(tmp_path))
-    if sys.platform == "linux":
-        assert watching is not None
-        assert not watching.add(str(tmp_path / "missing"))
-        watching.close()
-    else:
-        assert watching is None
+    watches = Watches()
+    assert watches.watch(str(tmp_path / "missing")) is None
+    watch = watches.watch(str(tmp_path))
+    assert watch is not None
+    assert not watch.add(str(tmp_path / "missing"))
+    watches.close()
+
+
+@linux
+def test_only_whose_files_have_grown_are_told(tmp_path: Path) -> None:
+    files = [tmp_path / name / "log" for name in "abc"]
+    for file in files:
+        file.parent.mkdir()
+        file.touch()
+    watches = Watches()
+    first, second, third = (watches.watch(str(file.parent)) for file in files)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert all((first.add(str(files[0])), second.add(str(files[1])), third.add(str(files[1]))))
+    assert watches.told() == set()
+    with files[1].open("w") as one, files[2].open("w") as unwatched:
+        for _ in range(5000):
+            print("line", file=one, flush=True)
+            print("line", file=unwatched, flush=True)
+    assert watches.told() == {second, third}
+    second.close()
+    files[1].write_text("more")
+    (files[0].parent / "state.json").touch()
+    assert watches.told() == {first, third}
+    shutil.rmtree(files[1].parent)
+    watches.told()
+    third.close()
+    assert watches.told() == set()
+    for number in range(20_000):  # more than the kernel keeps
+        (files[0].parent / f"{number}").touch()
+    assert watches.told() == {first}
+    watches.close()
+
+
+@linux
+def test_all_follows_of_an_agent_share_one_descriptor(agent: AgentClient) -> None:
+    spec = new_spec("echo begun; sleep 1000")
+    agent.launch(spec)
+    streams = [agent.frames(agent.send("follow", run=spec["run"], offset=0, tail=None)) for _ in range(8)]
+    for frames in streams:
+        while next(frames)[1] != b"begun\n":
+            pass
+    folder = Path(f"/proc/{agent.process.pid}/fd")
+    assert [str(entry.readlink()) for entry in folder.iterdir()].count("anon_inode:inotify") == 1
+
+
+@linux
+def test_output_does_not_put_off_the_look_at_the_supervisor(agent: AgentClient) -> None:
+    spec = new_spec("sleep 0.4; echo begun; sleep 1000")
+    agent.launch(spec)
+    run = Run(str(agent.run_folder(spec["run"]).parents[1]), spec["run"])
+    watches = Watches()
+    frames = follow(run, 0, None, None, watches.watch(run.folder))
+    while not isinstance(next(frames), float):
+        pass
+    looked = time.monotonic()
+    agent.wait_for(run.id, b"begun\n")
+    *output, pause = next(frames), next(frames)
+    assert output == [({"off": 0}, b"begun\n")]
+    assert isinstance(pause, float)
+    assert time.monotonic() + pause - looked < 1.1
+    frames.close()
+    watches.close()
 
 
 def test_streams_leave_no_descriptor_behind(agents: Callable[..., AgentClient]) -> None:
