@@ -88,7 +88,7 @@ def read_json(path: Path) -> object:
         return strict_json(files.read(path, MAX_JSON))
     except files.UnusableFileError as error:
         raise UsageError(f"{path}: {error}", fix="name a file that can be read") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is no JSON document: {error}", fix="save it anew") from error
 
 

@@ -71,7 +71,7 @@ class Member(Supervisor):
                 return False
             if "pid" not in message and not _is_end(message["code"], message["signal"], message["reason"]):
                 return False
-        except (ValueError, RecursionError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return False
         self._take(entry, message)
         return True

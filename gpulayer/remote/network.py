@@ -112,7 +112,7 @@ class Link:
 def _message(line: bytes) -> dict[str, Any]:
     try:
         message = strict_json(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise LinkLostError("it sent what is no message") from None
     if not isinstance(message, dict):
         raise LinkLostError("it sent what is no message")

@@ -79,7 +79,7 @@ def read(path: str, schema: str) -> dict[str, Any] | None:
         data = file.read()
     try:
         record = strict_json(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise DamagedError(f"{path} is damaged") from None
     if not isinstance(record, dict) or record.get("schema") != schema:
         if isinstance(record, dict) and _is_newer(record.get("schema"), schema):

@@ -160,7 +160,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise ProtocolError(f"a JSON text of {len(data)} bytes is larger than the protocol allows")
     try:
         document = strict_json(data)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ProtocolError(f"no valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise ProtocolError("no JSON object")
@@ -173,15 +173,18 @@ def parse(data: bytes) -> dict[str, Any]:
 def strict_json(data: bytes) -> object:
     """Return what JSON text says, and what all its readers take it for: no name twice, numbers that are finite.
 
-    Whole numbers fit in 64 bits. Raises ValueError, or RecursionError where it is nested too deep.
+    Whole numbers fit in 64 bits. Raises ValueError.
     """
-    return json.loads(
-        data.decode("utf-8"),
-        object_pairs_hook=_object,
-        parse_constant=_no_number,
-        parse_float=_finite,
-        parse_int=_whole,
-    )
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_no_number,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:

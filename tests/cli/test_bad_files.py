@@ -71,7 +71,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(
         ('{"schema": "gpulayer.plan/1", "a": 1e999}', "1e999 is not a finite number"),
         ('{"schema": "gpulayer.plan/1", "a": ' + "9" * 5_000 + "}", "is not a finite number of 64 bits"),
         ('{"schema": "gpulayer.plan/1", "schema": 2}', "a name stands twice"),
-        ('{"schema": ' + "[" * 100_000, "recursion"),
+        ('{"schema": ' + "[" * 100_000, "is no JSON document: it is nested too deep"),
         ('{"schema": "gpulayer.plan/1", "jobs": "\\ud800"}', "has no 'created_at'"),
         ('{"schema": "gpulayer.plan/1"', "is no JSON document"),
         ('{"schema": "\ufeff\x00"}', "is no JSON document"),
