@@ -63,8 +63,8 @@ def read_jobs(path: Path, screen: Screen) -> JobSet:
     return _hidden(load_jobs(path), screen)
 
 
-def load_jobs_for(path: Path, inventory: Inventory, screen: Screen) -> JobSet:
-    """Return the jobs in a file alike, with hosts of this inventory and folders that are there."""
+def load_jobs_for(path: Path, inventory: Inventory | None, screen: Screen) -> JobSet:
+    """Return the jobs in a file alike, with folders that are there and hosts of this inventory, where one is given."""
     document = documents.load(path)
     jobs = _hidden(parse_jobs(document), screen)
     if problems := missing(jobs, inventory, document):

@@ -14,7 +14,6 @@ from gpulayer.cli.places import (
     load_hosts,
     load_jobs_for,
     load_plan,
-    read_jobs,
     read_json,
 )
 from gpulayer.cli.screen import Screen
@@ -27,7 +26,7 @@ from gpulayer.placement.plan import Plan
 from gpulayer.run import api
 from gpulayer.run.paths import Paths, write_private
 from gpulayer.run.planning import FRAMEWORKS
-from gpulayer.run.survey import fleet_document
+from gpulayer.run.survey import BadFleetError, fleet_document
 from gpulayer.run.work import exit_code_of_plan
 from gpulayer.spec.inventory import load_inventory
 from gpulayer.spec.jobs import JobSet
@@ -70,9 +69,13 @@ def plan(args: argparse.Namespace, screen: Screen) -> int:
     path = jobs_path(args.jobs)
     if args.facts:
         hosts = inventory_path(args)
-        jobs = read_jobs(path, screen)
+        jobs = load_jobs_for(path, None, screen)
         known = load_inventory(hosts) if hosts else None
-        made = asyncio.run(api.plan_against(jobs, known, read_json(Path(args.facts)), retry_failed=args.retry_failed))
+        saved = read_json(Path(args.facts))
+        try:
+            made = asyncio.run(api.plan_against(jobs, known, saved, retry_failed=args.retry_failed))
+        except BadFleetError as error:
+            raise UsageError(f"{args.facts}: {error.message}", fix=error.fix) from error
     else:
         inventory = load_hosts(args, screen)
         jobs = load_jobs_for(path, inventory, screen)

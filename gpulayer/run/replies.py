@@ -203,16 +203,17 @@ def run_state(host: str, state: object, run: KnownRun | None = None) -> RunState
 class Reader:
     """Typed getters over one object of a reply; each names its key where the value does not hold."""
 
-    def __init__(self, host: str, document: object) -> None:
-        """`document` is what came; only an object is taken."""
+    def __init__(self, host: str, document: object, what: str = "the agent's answer") -> None:
+        """`document` is what came, and `what` it is called; only an object is taken."""
         self._host = host
+        self._what = what
         if not isinstance(document, Mapping):
-            raise BadReplyError(host, "the agent's answer is not an object")
+            raise BadReplyError(host, f"{what} is not an object")
         self._document: Mapping[str, Any] = document
 
     def bad(self, key: str) -> BadReplyError:
         """Return the error for a key whose value does not hold."""
-        return BadReplyError(self._host, f"the agent's answer has no usable {key!r}")
+        return BadReplyError(self._host, f"{self._what} has no usable {key!r}")
 
     def get(self, key: str) -> Any:  # noqa: ANN401  # what a host says has any type
         """Return the raw value, None where it is missing."""

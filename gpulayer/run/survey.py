@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from gpulayer.errors import GpulayerError, HostError, Stage, UsageError
+from gpulayer.errors import HostError, Stage, UsageError
 from gpulayer.fleet.session import AgentError, Fleet, Session, unable
 from gpulayer.gpu.facts import BadReportError, HostFacts, facts_from_report
 from gpulayer.placement.gangs import known_now
 from gpulayer.placement.plan import HostView, KnownRun
 from gpulayer.remote import states
 from gpulayer.remote.wire import ProtocolError, parse
-from gpulayer.run.replies import BadReplyError, Reader, RunState, run_state
+from gpulayer.run.replies import NAME, BadReplyError, Reader, RunState, run_state
 from gpulayer.spec.inventory import Host, Inventory
 
 FLEET_SCHEMA: Final = "gpulayer.fleet/1"
@@ -33,6 +33,14 @@ LAST: Final = "z" * 63  # no run id sorts after it: a survey from there on lists
 
 Seen = tuple[Mapping[str, Any], HostFacts]
 _SEEN: Final[WeakKeyDictionary[Session, dict[Hashable, tuple[float, Seen]]]] = WeakKeyDictionary()
+
+
+class BadFleetError(UsageError):
+    """A saved fleet does not hold; says which of its hosts, and what of it."""
+
+    def __init__(self, message: str, *, fix: str = "save one with `gpulayer probe --json > FILE`") -> None:
+        """`message` is one sentence without the file's name."""
+        super().__init__(message, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,28 +271,31 @@ def fleet_document(surveyed: Iterable[Surveyed]) -> dict[str, Any]:
 def views_from_fleet(document: object, inventory: Inventory | None = None) -> list[HostView]:
     """Return the hosts of a saved fleet as views, all of them free; an inventory adds labels, drain and limits by name.
 
-    UsageError where the document does not hold.
+    BadFleetError where the document does not hold.
     """
     if not isinstance(document, Mapping) or document.get("schema") != FLEET_SCHEMA:
-        raise UsageError(f"this is not a {FLEET_SCHEMA} document", fix="save one with `gpulayer probe --json > FILE`")
+        raise BadFleetError(f"this is not a {FLEET_SCHEMA} document")
     hosts = document.get("hosts")
     if not isinstance(hosts, list):
-        raise UsageError("the fleet has no list of hosts", fix="save one with `gpulayer probe --json > FILE`")
-    views = [_saved(entry, inventory.hosts if inventory else {}) for entry in hosts]
-    names = [view.host.name for view in views]
-    if len(set(names)) != len(names):
-        raise UsageError("the fleet names a host twice", fix="leave one of them out")
-    return views
+        raise BadFleetError("the fleet has no list of hosts")
+    views: dict[str, HostView] = {}
+    for place, entry in enumerate(hosts):
+        view = _saved(f"hosts[{place}]", entry, inventory.hosts if inventory else {})
+        if views.setdefault(view.host.name, view) is not view:
+            message = f"hosts[{place}]: the host {view.host.name!r} is here twice"
+            raise BadFleetError(message, fix="leave one of them out")
+    return list(views.values())
 
 
-def _saved(entry: object, known: Mapping[str, Host]) -> HostView:
+def _saved(place: str, entry: object, known: Mapping[str, Host]) -> HostView:
+    name = entry.get("name") if isinstance(entry, Mapping) else None
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise BadFleetError(f"{place}: this is not a host with its name: 1 to 63 of a-z, 0-9 and '-'")
+    host = known.get(name, Host(name=name))
     try:
-        reader = Reader("fleet", entry)
-        name = reader.text("name")
-        reader = Reader(name, entry)
-        host = known.get(name, Host(name=name))
+        reader = Reader(name, entry, "the entry")
         if reader.get("reached") is not True:
-            stage = reader.optional_text("stage")
+            stage = None if reader.get("stage") is None else reader.word("stage", [*Stage])
             return HostView(
                 host=host,
                 reached=False,
@@ -294,8 +305,10 @@ def _saved(entry: object, known: Mapping[str, Host]) -> HostView:
             )
         facts = facts_from_report(reader.get("report"))
         names = {reader.optional_text("python") or host.python, facts.python} - {None}
-    except (GpulayerError, ValueError) as error:
-        raise UsageError(f"the fleet does not hold: {error}", fix="save one with `gpulayer probe --json`") from error
+    except BadReplyError as error:
+        raise BadFleetError(f"{place} ({name}): {error.reason}") from error
+    except BadReportError as error:
+        raise BadFleetError(f"{place} ({name}): {error}") from error
     return HostView(
         host=host,
         reached=True,

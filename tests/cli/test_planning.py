@@ -243,13 +243,42 @@ def test_what_fits_nowhere_is_3_and_what_might_fit_on_a_silent_host_is_4(gpulaye
     assert "not reached: gone: authenticate: " in result.out
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"schema": "gpulayer.fleet/1", "hosts": [{"name": 1}]}'])
-def test_facts_that_do_not_hold_are_said(gpulayer: Commander, content: str) -> None:
+def saved(*hosts: object) -> object:
+    return {"schema": "gpulayer.fleet/1", "hosts": [*hosts]}
+
+
+SILENT = {"name": "a", "reached": False, "stage": "connect", "error": "no answer"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([], "this is not a gpulayer.fleet/1 document"),
+        ({"schema": "gpulayer.fleet/1"}, "the fleet has no list of hosts"),
+        (saved(5), "hosts[0]: this is not a host with its name"),
+        (saved({"name": 1}), "hosts[0]: this is not a host with its name"),
+        *((saved({**SILENT, "name": name}), "hosts[0]: this is not a host") for name in ("", "A", "a\n", "\u0430")),
+        (saved(SILENT, SILENT), "hosts[1]: the host 'a' is here twice"),
+        (saved({**SILENT, "stage": "lunch"}), "hosts[0] (a): the entry has no usable 'stage'"),
+        (saved(SILENT, {**SILENT, "name": "b", "error": 5}), "hosts[1] (b): the entry has no usable 'error'"),
+        (saved({"name": "a", "reached": True, "report": None}), "hosts[0] (a): report: None is not an object"),
+    ],
+)
+def test_facts_that_do_not_hold_are_said(gpulayer: Commander, content: object, words: str) -> None:
     gpulayer.write("jobs.yaml", HELLO)
-    gpulayer.write("fleet.json", content)
+    gpulayer.write("fleet.json", json.dumps(content))
     result = gpulayer("plan", "--facts", "fleet.json")
     assert (result.code, result.out) == (2, "")
-    assert "fix:" in result.err
+    assert result.err.startswith(f"fleet.json: {words}")
+    assert result.err.count("fix:") == 1
+
+
+def test_a_folder_that_is_not_there_is_told_of_the_jobs_file_with_saved_facts_too(gpulayer: Commander) -> None:
+    gpulayer.write("jobs.yaml", "version: 1\njobs:\n  a: {command: x, workdir: gone}\n")
+    gpulayer.write("fleet.json", json.dumps(saved(SILENT)))
+    result = gpulayer("plan", "--facts", "fleet.json")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("jobs.yaml:3:28: workdir: there is no folder ")
 
 
 def test_text_of_a_host_is_escaped_in_the_table(gpulayer: Commander) -> None:
