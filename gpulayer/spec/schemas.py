@@ -315,9 +315,10 @@ def _enum(_: Document, error: ValidationError, advice: Mapping[str, str]) -> str
 
 
 def _pattern(_: Document, error: ValidationError, __: Mapping[str, str]) -> str:
-    if not error.instance.isascii():  # letters of other scripts can look like ours
-        return f"{show(error.instance)}, which is {error.instance!a}, is not valid: {error.schema['x-rule']}"
-    return f"{show(error.instance)} is not valid: {error.schema['x-rule']}"
+    shown, exact = show(error.instance), ascii(error.instance)
+    # Letters of other scripts can look like ours.
+    which = "" if error.instance.isascii() or shown == exact else f", which is {exact},"
+    return f"{shown}{which} is not valid: {error.schema['x-rule']}"
 
 
 def _too_many(_: Document, error: ValidationError, __: Mapping[str, str]) -> str:
