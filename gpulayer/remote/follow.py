@@ -36,9 +36,7 @@ def follow(
     `offset`; RequestError `log_replaced` where the log says otherwise. `rank` is one of a gang's whose log it is; None
     stands for the run's own. Who has a `watch` of the run's folder is told when to look; else the pauses are short.
     """
-    state = settled(run)
-    if state is None:
-        raise RequestError("unknown_run", f"this host knows no run {run.id}")
+    state = _state(run)
     entry = _entry(run, state, rank)
     yield {"state": state}, b""
     if run.buried:
@@ -55,7 +53,7 @@ def follow(
             latest = _sign(run)
             if latest != sign or now - looked >= _SETTLE:
                 sign, looked = latest, now
-                before, state = state, settled(run) or state
+                before, state = state, _state(run)
                 if _differ(before, state):
                     news, share = now, _DUE
                     if state["status"] not in states.FINAL:
@@ -74,6 +72,14 @@ def follow(
                 yield looked + _SETTLE - now if told else _pause(now, (now - news) / share)
     finally:
         os.close(log)
+
+
+def _state(run: Run) -> dict[str, Any]:
+    """Return the state of a run. One whose folder somebody has removed meanwhile is known no more, and has no end."""
+    state = settled(run)
+    if state is None:
+        raise RequestError("unknown_run", f"this host knows no run {run.id}")
+    return state
 
 
 def _last_word(run: Run, state: dict[str, Any], *, whole: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,20 @@ def test_an_unknown_run_is_an_error(agent: AgentClient) -> None:
         with pytest.raises(AgentError) as caught:
             agent.ask(op, run="nobody-a1", **fields)
         assert caught.value.code == "unknown_run"
+
+
+def test_a_run_whose_folder_somebody_removes_is_known_no_more(agent: AgentClient) -> None:
+    spec = new_spec("echo begun; sleep 1000")
+    agent.launch(spec)
+    frames = agent.frames(agent.send("follow", run=spec["run"], offset=0, tail=None))
+    while next(frames)[1] != b"begun\n":
+        pass
+    record = agent.record(spec["run"])
+    shutil.rmtree(agent.run_folder(spec["run"]))
+    for pid, _ in (record["supervisor"], record["leader"]):
+        os.kill(pid, signal.SIGKILL)
+    *_, (header, _) = frames
+    assert header["error"]["code"] == "unknown_run"
 
 
 def typical_delay(agent: AgentClient) -> float:
