@@ -17,7 +17,7 @@ FIFO = "ranks"
 
 _NOT_STARTED = 127
 _KILLED = 128  # the shells' way to say by which signal a command ended
-_MAX_REASON = 100  # characters: with all else less than what a FIFO takes at once (PIPE_BUF is 512 on macOS)
+_MAX_REASON = 400  # bytes as JSON: with all else less than what a FIFO takes at once (PIPE_BUF is 512 on macOS)
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -48,11 +48,13 @@ def main(folder: str, command: list[str]) -> int:
             missing = isinstance(error, FileNotFoundError) and not os.path.exists(command[0])
             why = f"command not found: {command[0]}{where}" if missing else f"{command[0]}: {error.strerror}"
             os.write(failing, os.fsencode(why))
+        except ValueError as error:  # of a command that no system would take
+            os.write(failing, os.fsencode(f"{command[0]!r} cannot be executed: {error}"))
         finally:
             os._exit(_NOT_STARTED)
     os.close(failing)
     _tell(folder, {"rank": rank, "pid": pid})
-    reason = os.read(failure, 4096).decode("utf-8", "replace")[:_MAX_REASON]
+    reason = os.read(failure, 4096).decode("utf-8", "replace")
     status = os.waitpid(pid, 0)[1]
     code = None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     killer = os.WTERMSIG(status) if code is None else None
@@ -77,7 +79,10 @@ def _json(value: int | str | None) -> str:
         return "null" if value is None else str(value)
     import json
 
-    return json.dumps(value, ensure_ascii=False)
+    text = value[:_MAX_REASON]
+    while len((line := json.dumps(text, ensure_ascii=False)).encode()) > _MAX_REASON:
+        text = text[:-1]
+    return line
 
 
 if __name__ == "__main__":

@@ -196,12 +196,23 @@ def test_where_torchrun_itself_fails_nothing_was_started_and_all_say_so(gangs: G
     assert other["first_failure"] == {"rank": None, "host": speaker["host"], "code": 1, "signal": None}
 
 
-def test_a_command_that_is_not_there_is_named(gangs: Gangs) -> None:
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("no-such-command", "command not found: no-such-command on PATH"),
+        ('"nö"\n\\', 'command not found: "nö"\n\\ on PATH'),
+        ("\x01" * 200, "command not found: " + "\x01" * 63),
+        ("𝄞" * 200, "𝄞" * 99),
+        ("", "'' cannot be executed: execv() arg 2 first element cannot be empty"),
+    ],
+    ids=["plain", "quoted", "escaped", "long", "empty"],
+)
+def test_a_command_that_cannot_be_started_is_named(gangs: Gangs, command: str, reason: str) -> None:
     gang = gangs(1)
     agent = gang.start(0)
-    agent.launch(gang.spec(0, ["no-such-command"]), token=TOKEN)
+    agent.launch(gang.spec(0, [command]), token=TOKEN)
     state = agent.follow(gang.run(0))[0]
-    assert ends(state) == ("failed_to_start", None, None, "command not found: no-such-command on PATH")
+    assert ends(state) == ("failed_to_start", None, None, reason)
 
 
 def test_a_port_that_somebody_else_takes_meanwhile_is_named(gangs: Gangs, tmp_path: Path) -> None:
