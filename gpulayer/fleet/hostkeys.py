@@ -13,6 +13,10 @@ from pathlib import Path
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.sshconfig import DEFAULT_PORT
 from gpulayer.fleet.sshlibrary import SSHKnownHosts, asyncssh
+from gpulayer.spec import files
+
+MAX_BYTES = 16 * 2**20
+"""Bytes of a known_hosts file; a hundred thousand hosts have less."""
 
 KINDS = (
     *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
@@ -77,12 +81,15 @@ class HostKeys:
         known = SSHKnownHosts()
         for path in self.paths:
             try:
-                lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-            except FileNotFoundError:
-                continue
+                if not path.exists() or path.samefile(os.devnull):  # a link to it is how some keep no such file
+                    continue
+                text = files.read(path, MAX_BYTES).decode(errors="surrogateescape")
             except OSError as error:
                 raise HostError(host, Stage.HOST_KEY, f"cannot read {path} ({error.strerror})") from error
-            for number, line in enumerate(lines, 1):
+            except files.UnusableFileError as error:
+                fix = "put a file of known host keys there, or remove what is there"
+                raise HostError(host, Stage.HOST_KEY, f"cannot read {path}: {error}", fix=fix) from error
+            for number, line in enumerate(text.splitlines(), 1):
                 try:
                     known.load(line)
                 except ValueError as error:

@@ -25,7 +25,7 @@ def read(path: Path, limit: int) -> bytes:
         kind = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(kind):
             what = "a folder" if stat.S_ISDIR(kind) else "a pipe" if stat.S_ISFIFO(kind) else "not a regular file"
-            raise UnusableFileError(f"this is {what}; a document is a regular file")
+            raise UnusableFileError(f"this is {what}; a regular file is needed")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(limit + 1)
     except OSError as error:

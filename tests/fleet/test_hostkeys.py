@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpulayer.errors import Stage
+from gpulayer.fleet import hostkeys
 from gpulayer.fleet.session import Fleet, Session
 from gpulayer.fleet.transport import ConnectOptions
 from gpulayer.spec.inventory import Inventory, TransportKind
@@ -148,6 +150,34 @@ async def test_a_damaged_known_hosts_file_is_named_with_its_line(
 ) -> None:
     known_hosts.write_text("# fine\nnonsense\n")
     assert f"{known_hosts}:2:" in (await failure(host.host, known_hosts=(known_hosts,))).reason
+
+
+@pytest.mark.timeout(20)  # one that waits at a pipe, or reads a device to its end, waits for ever
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "large"])
+async def test_what_is_no_known_hosts_file_is_named_and_never_waited_for(
+    host: SshdHost, failure: Failure, known_hosts: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what == "pipe":
+        os.mkfifo(known_hosts)
+    elif what == "device":
+        known_hosts.symlink_to("/dev/zero")
+    elif what == "folder":
+        known_hosts.mkdir()
+    else:
+        monkeypatch.setattr(hostkeys, "MAX_BYTES", 2**20)
+        known_hosts.write_bytes(b"#" * (2**20 + 1))
+    error = await failure(host.host, known_hosts=(known_hosts,), accept_new=lambda *_: None)
+    assert error.stage is Stage.HOST_KEY
+    words = {"pipe": "a pipe", "device": "not a regular file", "folder": "a folder", "large": "larger than 1 MiB"}
+    assert error.reason.startswith(f"cannot read {known_hosts}: ")
+    assert words[what] in error.reason
+
+
+async def test_a_known_hosts_file_that_is_nowhere_knows_no_key(
+    host: SshdHost, failure: Failure, known_hosts: Path
+) -> None:
+    known_hosts.symlink_to(os.devnull)
+    assert "is unknown" in (await failure(host.host, known_hosts=(known_hosts,))).reason
 
 
 async def test_a_server_that_lost_the_known_kind_of_key_has_changed(
