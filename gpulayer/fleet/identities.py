@@ -102,7 +102,11 @@ class Identities:
         key = asyncssh.read_private_key(str(path))
         for certificate_path in (*self._target.certificates, Path(f"{path}-cert.pub")):
             if certificate_path.exists():
-                certificate = asyncssh.read_certificate(str(certificate_path))
+                try:
+                    certificate = asyncssh.read_certificate(str(certificate_path))
+                except asyncssh.KeyImportError as error:  # as ssh does: the key may do without
+                    self._passed_over.append(f"{certificate_path}: {error}")
+                    continue
                 if certificate.key.public_data == key.public_data:
                     return key, certificate
         return key

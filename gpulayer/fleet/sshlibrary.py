@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes.util
 import sys
+from typing import NoReturn
 
 _X509 = "asyncssh.crypto.x509"
 
@@ -25,5 +26,13 @@ finally:
     del sys.modules[_X509]
     if _x509 is not None:  # somebody else's asyncssh was here first
         sys.modules[_X509] = _x509
+
+
+def _refuse(_: bytes) -> NoReturn:
+    """Refuse an X.509 certificate: asyncssh meets one with a NameError where it does without."""
+    raise ValueError("it is an X.509 certificate, which SSH servers do not take")
+
+
+vars(asyncssh.public_key).setdefault("import_x509_certificate", _refuse)
 
 __all__ = ["SSHAgentClient", "SSHKnownHosts", "asyncssh"]

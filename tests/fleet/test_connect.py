@@ -171,6 +171,21 @@ async def test_an_identity_file_that_cannot_be_used_is_one_clear_line(
     assert "\n" not in error.reason
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n", "nonsense\n"],
+    ids=["x509", "nonsense"],
+)
+async def test_a_certificate_that_cannot_be_used_leaves_the_key(
+    plain_host: SshdHost, greet: Greet, farm: Farm, tmp_path: Path, content: str
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(farm.identity.read_bytes())
+    key.chmod(0o600)
+    key.with_name("key-cert.pub").write_text(content)
+    assert await greet(dataclasses.replace(plain_host.host, identity_file=str(key)))
+
+
 @pytest.fixture
 def ssh_agent(farm: Farm, tmp_path: Path) -> Iterator[str]:
     """A real ssh agent that holds the farm's key; gives its socket."""
