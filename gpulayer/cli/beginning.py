@@ -24,10 +24,7 @@ hosts:
 def init(_args: argparse.Namespace, screen: Screen) -> int:
     """Write inventory.yaml from the concrete hosts of ~/.ssh/config and this machine; what is there stays."""
     config = ConnectOptions().ssh_config
-    try:
-        found = aliases(config)
-    except OSError as error:
-        raise UsageError(f"cannot read {error.filename} ({error.strerror})", fix="make it readable") from error
+    found = aliases(config)
     hosts = {"here": "transport: local"}
     for alias in found:
         if not is_address(alias):

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpulayer.errors import HostError, Stage
+from gpulayer.errors import HostError, Stage, UsageError
 from gpulayer.fleet.process import login_environment
 from gpulayer.fleet.transport import ConnectOptions
+from gpulayer.spec import files
 from gpulayer.spec.inventory import Host, TransportKind
 
 # A name or address that no program takes for an option and no shell for anything else.
@@ -32,6 +33,7 @@ DEFAULT_PORT = 22
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*)")
 _PATIENCE = 20.0
 _SHOWN = 2000  # bytes of what ssh says against a configuration
+_LARGEST = 2**20  # bytes of a configuration file
 _DEEPEST_INCLUDE = 16  # OpenSSH's own limit (readconf.c, READCONF_MAX_DEPTH)
 
 
@@ -71,14 +73,19 @@ def is_address(word: str) -> bool:
 def aliases(config: Path) -> list[str]:
     """Return the concrete names of the `Host` lines of the user's configuration and of what it includes, in order.
 
-    Patterns (`*`, `?`, `!`) are no hosts. OSError where a file that is there cannot be read.
+    Patterns (`*`, `?`, `!`) are no hosts. UsageError where a file that is there cannot be read.
     """
     return list(dict.fromkeys(_aliases(config, config.parent, 0))) if config.exists() else []
 
 
 def _aliases(config: Path, folder: Path, depth: int) -> Iterator[str]:
     """Yield the names of one file; relative names in it are beside the user's own file, wherever it is itself."""
-    for line in config.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+    try:
+        text = "" if config.samefile(os.devnull) else files.read(config, _LARGEST).decode(errors="surrogateescape")
+    except (files.UnusableFileError, OSError) as error:
+        fix = "mend it, or write inventory.yaml by hand"
+        raise UsageError(f"{config}: {error}", fix=fix) from error
+    for line in text.splitlines():
         keyword, rest = match.groups() if (match := _SETTING.match(line)) else ("", "")
         words = [quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|([^\s"]+)', rest)]
         if keyword.lower() == "host":

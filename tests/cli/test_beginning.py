@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from gpulayer.spec.inventory import load_inventory
 from tests.cli.command import Commander
 
@@ -55,3 +59,30 @@ def test_without_a_configuration_it_is_this_machine_alone(gpulayer: Commander) -
     assert gpulayer("init", "--json").json() == {
         "schema": "gpulayer.init/1", "path": "inventory.yaml", "hosts": ["here"]
     }  # fmt: skip
+
+
+@pytest.mark.timeout(20)  # one that waits at a pipe, or reads a device to its end, waits for ever
+@pytest.mark.parametrize(("what", "words"), [("pipe", "this is a pipe"), ("device", "this is not a regular file")])
+@pytest.mark.parametrize("included", [False, True])
+def test_a_configuration_that_is_no_file_is_named_and_never_waited_for(
+    gpulayer: Commander, what: str, words: str, *, included: bool
+) -> None:
+    folder = gpulayer.home / ".ssh"
+    folder.mkdir(mode=0o700)
+    bad = folder / ("other" if included else "config")
+    if included:
+        (folder / "config").write_text("Host one\nInclude other\n")
+    if what == "pipe":
+        os.mkfifo(bad)
+    else:
+        bad.symlink_to("/dev/zero")
+    refused = gpulayer("init")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith(f"{bad}: {words}")
+    assert not (gpulayer.folder / "inventory.yaml").exists()
+
+
+def test_a_configuration_that_is_nowhere_has_no_hosts(gpulayer: Commander) -> None:
+    (gpulayer.home / ".ssh").mkdir(mode=0o700)
+    (gpulayer.home / ".ssh" / "config").symlink_to(os.devnull)
+    assert gpulayer("init", "--json").json()["hosts"] == ["here"]
