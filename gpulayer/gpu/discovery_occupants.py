@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 from gpulayer.gpu.discovery_notes import Notes
 from gpulayer.gpu.discovery_nvidia import Gpu, compute_processes, find_nvidia
+from gpulayer.gpu.discovery_process import PROBE
 from gpulayer.gpu.discovery_system import System
+
+__all__ = ["LOOK_LIMIT_S", "PROBE", "Occupancy", "occupancies"]
 
 LOOK_LIMIT_S = 20.0
 

@@ -16,6 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+PROBE = "GPULAYER_PROBE"
+"""What every program that is run here has in its environment: whoever looks at a GPU then knows it as a probe's."""
+
 CAPTURE_LIMIT = 1 << 20  # bytes kept of each stream; what comes after is read and dropped
 _KILL_WAIT_S = 1.0
 _TICK_S = 0.02
@@ -70,7 +73,7 @@ def run_bounded(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd="/",
-            env=None if env is None else dict(env),
+            env={**(os.environ if env is None else env), PROBE: "1"},
             start_new_session=True,
             pass_fds=(write_end,) if with_answer else (),
         )

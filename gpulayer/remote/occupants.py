@@ -12,7 +12,7 @@ import select
 import signal
 import time
 
-from gpulayer.gpu.discovery_occupants import LOOK_LIMIT_S, occupancies
+from gpulayer.gpu.discovery_occupants import LOOK_LIMIT_S, PROBE, occupancies
 from gpulayer.remote import processes
 
 TYPE_CHECKING = False
@@ -41,11 +41,18 @@ def look(devices: Collection[str] | None = None) -> Sight:
 
 
 def others(sight: Sight, own: Callable[[int], bool] = lambda _: False) -> list[dict[str, Any]] | None:
-    """Return the living processes on the devices that are not `own`; None where not a single device tells."""
+    """Return the living processes on the devices that are not `own`; None where not a single device tells.
+
+    A probe's, of whichever controller, is nobody's: it tries a device for a moment, and may be under way right now.
+    """
     if not any(found["processes"] is not None for found in sight.values()):
         return None
     listed = [process for found in sight.values() for process in found["processes"] or ()]
-    return [process for process in listed if processes.start_of(process["pid"]) is not None and not own(process["pid"])]
+    return [process for process in listed if _is_there(process["pid"]) and not own(process["pid"])]
+
+
+def _is_there(pid: int) -> bool:
+    return processes.start_of(pid) is not None and processes.variable(pid, PROBE) is None
 
 
 def words(found: list[dict[str, Any]]) -> str:

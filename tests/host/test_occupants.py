@@ -5,6 +5,7 @@ The driver is a stand-in nvidia-smi; the processes that it names are real.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,6 +73,19 @@ def test_a_device_that_others_use_is_busy_and_they_are_named(cuda: AgentClient, 
     # The driver still lists it for a moment; it is dead, so nobody is there.
     assert holders(cuda) == {}
     assert cuda.launch(gpu_job("true", FIRST))["new"] is True
+
+
+def test_a_probe_that_tries_a_device_at_this_moment_does_not_hold_it(cuda: AgentClient, apps: Path) -> None:
+    python, asked = apps.with_name("python"), apps.with_name("asked")
+    os.mkfifo(asked)
+    write_program(python, f"#!/bin/sh\necho '{FIRST}, '$$', 512' > {apps}; read line < {asked}")
+    probe = cuda.send("probe", python=str(python), frameworks=[], fresh=True)
+    wait_until(apps.exists)
+    wait_until(lambda: FIRST in apps.read_text())
+    assert holders(cuda) == {}
+    assert cuda.launch(gpu_job("true", FIRST))["new"] is True
+    asked.write_text("go on\n")
+    cuda.answer(probe)
 
 
 def test_a_leased_device_is_held_by_its_run_and_its_own_processes_are_no_strangers(
