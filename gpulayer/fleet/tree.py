@@ -25,6 +25,9 @@ from gpulayer.errors import UsageError
 NEVER = frozenset({".git", ".gpulayer"})
 """Names that are shipped nowhere in a tree."""
 
+SAVED_PLAN = b'{"schema": "gpulayer.plan/'
+"""How a saved plan begins. It is made of the tree that it lies in, and cannot be a part of it."""
+
 MAX_FILES = 100_000
 MAX_BYTES = 2**40
 """What a tree may have, as a run's outputs may: more was hardly meant, and is refused before any of it is read."""
@@ -60,7 +63,7 @@ class Tree:
 
 
 def tree_of(workdir: Path, exclude: Collection[Path] = (), cache: Path | None = None) -> Tree:
-    """Read a folder's tree. `exclude` are files that are left out (the jobs file, the inventory).
+    """Read a folder's tree. `exclude` are files that are left out (the jobs file, the inventory), as saved plans are.
 
     `cache` is a file that keeps the hashes between calls. Blocking; safe in threads. Raises UsageError where the folder
     cannot be shipped: links that lead out of it, devices and sockets, files that cannot be read or change meanwhile.
@@ -79,6 +82,8 @@ def tree_of(workdir: Path, exclude: Collection[Path] = (), cache: Path | None = 
                 entries.append([name, "link", _link_inside(root, name)])
             else:
                 sha = hashes.of(path, status)
+                if sha is None:
+                    continue
                 entries.append([name, "exec" if status.st_mode & stat.S_IXUSR else "file", status.st_size, sha])
                 blobs[sha] = Source(path=Path(path), size=status.st_size)
         except OSError as error:
@@ -211,23 +216,27 @@ class _Hashes:
         self._known: dict[str, list[Any]] = self._load()
         self._new: dict[str, list[Any]] = {}
 
-    def of(self, path: str, status: os.stat_result) -> str:
-        """Return a file's sha256. Raises UsageError where the file changes while it is read, OSError as `open`."""
+    def of(self, path: str, status: os.stat_result) -> str | None:
+        """Return a file's sha256, None for a saved plan.
+
+        Raises UsageError where the file changes while it is read, OSError as `open`.
+        """
         mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(path)
         if known is not None and known[:-1] == mark:
-            return str(known[-1])
+            return None if known[-1] is None else str(known[-1])
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  # opened by descriptor
             digest = hashlib.sha256()
-            size = 0
+            size, begin = 0, b""
             while size <= status.st_size and (data := file.read(_CHUNK)):  # what grows without end is not followed
+                begin = begin or data[: len(SAVED_PLAN)]
                 digest.update(data)
                 size += len(data)
             after = os.fstat(descriptor)
         if [after.st_size, after.st_mtime_ns, after.st_ctime_ns, after.st_ino] != mark:
             raise UsageError(f"{path} changed while it was read")
-        sha = digest.hexdigest()
+        sha = None if begin == SAVED_PLAN else digest.hexdigest()
         if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
             self._new[path] = [*mark, sha]
         return sha

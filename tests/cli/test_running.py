@@ -106,6 +106,14 @@ def test_a_story_from_plan_to_fetch(story: Commander) -> None:
     assert (ended.code, "good: it had ended before: nothing was cancelled" in ended.err) == (0, True)
 
 
+def test_a_plan_that_is_saved_beside_the_code_can_be_applied_and_changes_no_code(story: Commander) -> None:
+    story.write("jobs.yaml", "version: 1\nname: saved\njobs:\n  a: {accelerator: cpu, workdir: ., command: ls}\n")
+    assert story("plan", "-o", "friday.json").code == 0
+    applied = story("apply", "friday.json")
+    assert applied.code == 0, applied.err
+    assert [job["action"] for job in story("plan", "--json").json()["jobs"]] == ["up_to_date"]
+
+
 def test_where_nothing_was_applied_hosts_are_asked(story: Commander) -> None:
     assert "slots taken" in story("status", "--hosts").out
     assert story("status").out == "story: nothing was applied yet\n"

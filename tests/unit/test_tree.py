@@ -55,6 +55,18 @@ def test_without_a_repository_all_but_our_own_files_are_shipped(tmp_path: Path) 
     assert names(tree_of(tmp_path, [tmp_path / "jobs.yaml", tmp_path / "inventory.yaml"])) == [".hidden", "d/x"]
 
 
+def test_a_saved_plan_is_no_part_of_the_tree_that_it_was_made_of(tmp_path: Path) -> None:
+    cache = tmp_path / "hashes"
+    root = tmp_path / "root"
+    write(root, x="1", friday=json.dumps({"schema": "gpulayer.plan/1", "jobs": []}), other='{"schema": "mine.plan/1"}')
+    os.utime(root / "friday", (1, 1))
+    before = tree_of(root, cache=cache)
+    assert names(before) == ["other", "x"]
+    assert tree_of(root, cache=cache).hash == before.hash  # as the cache has it
+    (root / "friday").unlink()
+    assert tree_of(root, cache=cache).hash == before.hash
+
+
 def test_in_a_repository_gits_list_counts(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     write(
