@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from gpulayer.errors import HostError, Stage
 from gpulayer.fleet.process import login_environment, start_process
@@ -31,10 +32,11 @@ _COMPLAINTS: tuple[tuple[str, Stage, str], ...] = (
         Stage.HOST_KEY,
         "compare the fingerprint with the host's own, then repeat with --accept-new-host-key",
     ),
+    (r"Permissions \d+ for .* are too open", Stage.AUTHENTICATE, "chmod 600 that key, or name another: ssh ignores it"),
     (
-        r"Permission denied|Too many authentication failures|UNPROTECTED PRIVATE KEY",
+        r"Permission denied|Too many authentication failures",
         Stage.AUTHENTICATE,
-        "add your public key to ~/.ssh/authorized_keys there, or correct `user` and `identity_file`",
+        "add your public key to ~/.ssh/authorized_keys there, correct `user` and `identity_file`, or ssh-add the key",
     ),
     (r"no matching .* found", Stage.HOST_KEY, "update the host's SSH server"),
     (r"invalid format|Protocol major versions differ", Stage.CONNECT, "correct `address` and `port`"),
@@ -43,6 +45,16 @@ _NO_WAY = re.compile(r"refused|timed out|No route|unreachable|Connection|connect
 _DROPPED = re.compile(r"kex_exchange_identification|Exceeded MaxStartups")
 _SSH_FAILED = 255
 _MESSAGES = 16 * 1024
+
+
+def _key(host: Host, named: str) -> Path:
+    """Return where the inventory's key is; HostError where no regular file lies there: ssh would wait at a pipe."""
+    path = home_path(named)
+    if path.exists() and not path.is_file():
+        kind = "a directory" if path.is_dir() else "no regular file"
+        what = f"identity file {path} is {kind}"
+        raise HostError(host.name, Stage.AUTHENTICATE, what, fix="name the private key itself")
+    return path
 
 
 class _NewKeys:
@@ -149,7 +161,7 @@ class OpenSshTransport:
         words += ["-p", str(host.port)] if host.port else []
         words += ["-l", host.user] if host.user else []
         # ssh itself takes `~` for the account's home, whatever $HOME says.
-        words += ["-i", str(home_path(host.identity_file)), "-o", "IdentitiesOnly=yes"] if host.identity_file else []
+        words += ["-i", str(_key(host, host.identity_file)), "-o", "IdentitiesOnly=yes"] if host.identity_file else []
         if host.jump:
             jump = self._hosts.get(host.jump) or Host(name=host.jump)
             way = [word.replace("%", "%%") for word in self._words(jump, depth + 1)]

@@ -186,6 +186,36 @@ async def test_a_certificate_that_cannot_be_used_leaves_the_key(
     assert await greet(dataclasses.replace(plain_host.host, identity_file=str(key)))
 
 
+@pytest.mark.timeout(30)  # ssh waits at a pipe until it is ended
+@pytest.mark.parametrize(
+    ("case", "words", "fix"),
+    [
+        ("open", "Permissions 0644 for '{}' are too open", "chmod 600"),
+        ("folder", "identity file {} is a directory", "name the private key itself"),
+        ("pipe", "identity file {} is no regular file", "name the private key itself"),
+        ("passphrase", "Permission denied", "ssh-add"),
+    ],
+)
+async def test_what_ssh_itself_says_of_a_key_that_it_cannot_use_is_told_with_its_fix(
+    *, plain_host: SshdHost, farm: Farm, failure: Failure, tmp_path: Path, case: str, words: str, fix: str
+) -> None:
+    path = tmp_path / "key"
+    if case == "folder":
+        path.mkdir()
+    elif case == "pipe":
+        os.mkfifo(path)
+    elif case == "open":
+        path.write_bytes(farm.identity.read_bytes())
+        path.chmod(0o644)
+    else:
+        keygen(path, "-N", "secret")
+    target = dataclasses.replace(plain_host.host, transport=TransportKind.OPENSSH, identity_file=str(path))
+    error = await failure(target)
+    assert error.stage is Stage.AUTHENTICATE
+    assert words.format(path) in error.reason
+    assert fix in str(error.fix)
+
+
 @pytest.fixture
 def ssh_agent(farm: Farm, tmp_path: Path) -> Iterator[str]:
     """A real ssh agent that holds the farm's key; gives its socket."""
