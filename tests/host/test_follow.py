@@ -86,7 +86,7 @@ def test_an_unknown_run_is_an_error(agent: AgentClient) -> None:
 
 
 def test_a_run_whose_folder_somebody_removes_is_known_no_more(agent: AgentClient) -> None:
-    spec = new_spec("echo begun; sleep 1000")
+    spec = new_spec("echo begun; exec sleep 1000")
     agent.launch(spec)
     frames = agent.frames(agent.send("follow", run=spec["run"], offset=0, tail=None))
     while next(frames)[1] != b"begun\n":
