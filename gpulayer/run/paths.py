@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Final
 
 from gpulayer.errors import StateError, UsageError
+from gpulayer.spec.files import unusable
 
 NAME: Final = ".gpulayer"
 JOBS: Final = "jobs.yaml"
@@ -98,6 +99,8 @@ def find_folder(start: Path) -> Path:
     for folder in (start, *start.parents):
         if (folder / NAME).is_dir() or (folder / JOBS).is_file():
             return folder
+    if (jobs := start / JOBS).exists():
+        raise UsageError(f"{jobs}: {unusable(jobs.stat().st_mode)}", fix="move it away, or name the jobs file")
     raise UsageError(
         f"there is neither {NAME} nor {JOBS} in {start} or above it: nothing was applied here",
         fix="go to the folder of the jobs file; `gpulayer plan FILE` takes one of another name",

@@ -11,6 +11,12 @@ class UnusableFileError(Exception):
     """What lies at a path cannot be read as a file; the words do not name the path."""
 
 
+def unusable(mode: int) -> str:
+    """Say what lies where a regular file is needed, by its `st_mode`."""
+    what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "not a regular file"
+    return f"this is {what}; a regular file is needed"
+
+
 def read(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file. Raises UnusableFileError for all else, and above `limit` bytes."""
     try:
@@ -24,8 +30,7 @@ def read(path: Path, limit: int) -> bytes:
     try:
         kind = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(kind):
-            what = "a folder" if stat.S_ISDIR(kind) else "a pipe" if stat.S_ISFIFO(kind) else "not a regular file"
-            raise UnusableFileError(f"this is {what}; a regular file is needed")
+            raise UnusableFileError(unusable(kind))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(limit + 1)
     except OSError as error:

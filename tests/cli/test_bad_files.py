@@ -99,3 +99,16 @@ def test_a_saved_document_above_the_limit_is_not_read_to_its_end(
         file.truncate(places.MAX_JSON + 1)
     assert main(["plan", "jobs.yaml", "--facts", "facts.json"]) == 2
     assert "larger than 1 MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device"])
+@pytest.mark.parametrize("words", [("plan",), ("apply",), ("status",), ("logs", "a"), ("attach",)])
+def test_jobs_that_are_no_file_are_told_as_such_by_every_command(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], what: str
+) -> None:
+    (folder / ".gpulayer").rmdir()
+    (folder / "jobs.yaml").unlink()
+    put(folder / "jobs.yaml", what)
+    assert main(words) == 2
+    kind = {"fifo": "a pipe", "folder": "a folder", "device": "not a regular file"}[what]
+    assert f"jobs.yaml: this is {kind}; a regular file is needed" in capsys.readouterr().err
