@@ -131,8 +131,8 @@ class Live:
         elif event.event == states.RUNNING:
             if run not in self._launched:
                 self._screen.note(f"{job}: running on {self._places[run]}")
-        elif event.event != states.LAUNCHING and (event.event != states.QUEUED or event.detail.get("reason")):
-            self._screen.note(f"{job}: {event_words(event)}", self._style(event))
+        elif words := _on_the_way(event):
+            self._screen.note(f"{job}: {words}", self._style(event))
 
     def _left(self, event: Event, whose: str, *, asked: bool) -> None:
         left = event.detail.get("left")
@@ -191,6 +191,15 @@ def _sentences(event: Event) -> Iterator[tuple[str, str | None]]:
         case events.WARNING:
             about = event.job or event.host
             yield f"{f'{about}: ' if about else ''}{detail['message']}{_fix(event)}", "warn"
+
+
+def _on_the_way(event: Event) -> str:
+    """Return what is said of a status that is neither `running` nor an end; nothing where it is no news."""
+    detail = event.detail
+    if event.event == states.QUEUED and detail.get("last_attempt"):
+        return f"is tried again ({detail['attempt']} of {detail['last_attempt']})"
+    expected = event.event == states.LAUNCHING or (event.event == states.QUEUED and not detail.get("reason"))
+    return "" if expected else event_words(event)
 
 
 def _fix(event: Event) -> str:

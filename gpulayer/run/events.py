@@ -41,9 +41,9 @@ class Event:
     `event` is a word of EVENTS, and `detail` holds what belongs to it:
 
     - a status: `accelerator`, `devices`, `attempt`, `code`, `signal`, `reason`, `started_at`, `ended_at`; a job that
-      had succeeded before has `up_to_date`, one that a host refused has `fix`, one of which its host tells has
-      `foreign_process` and `left`; a gang has `hosts`, `ranks` and `first_failure`, and so has each of its nodes, whose
-      runs have their number in `node`
+      had succeeded before has `up_to_date`, one that a host refused has `fix`, one that is queued to be tried again has
+      `last_attempt`, one of which its host tells has `foreign_process` and `left`; a gang has `hosts`, `ranks` and
+      `first_failure`, and so has each of its nodes, whose runs have their number in `node`
     - `foreign_process`: `processes` of others that use the run's devices beside it
     - `launched`: `new` (false: the host had it already), `hosts`; `log_replaced`: `offset` at which the log begins anew
     - `log_dropped`: `offset` and `bytes` of the output that the host dropped, because its disk would have been filled

@@ -278,7 +278,7 @@ class Executor:
         if work.may_retry:
             work.next_attempt()
             self.store.take(self.project, [work.run])
-            self.reporter.status(work.run)
+            self.reporter.status(work.run, last_attempt=work.last_attempt)
             self._enqueue(work)
         else:
             work.outcome = outcome_of(work.run)

@@ -210,6 +210,8 @@ async def test_retries_are_new_runs(project: Project) -> None:
     events = await project.apply()
     assert summary(events) == (0, {"succeeded": 1})
     assert [run[-3:] for run in project.runs()] == ["-a1", "-a2"]
+    told = [(event.detail["attempt"], event.detail.get("last_attempt")) for event in events if event.event == "queued"]
+    assert told == [(1, None), (2, 4)]
     assert set(project.starts().values()) == {1}
     assert {job.action for job in (await project.plan()).jobs} == {Action.UP_TO_DATE}
 
