@@ -323,6 +323,12 @@ class Afterwards:
             run = state.run
             if run.status in states.FINAL and rank is None:
                 await follower.collect(state)
+        elif run.status == states.QUEUED:
+            self.reporter.warn(
+                "it waits in the queue and was not started, so it has no output yet",
+                fix=f"`gpulayer why {run.job}` shows what it waits for, `gpulayer attach` goes on with the queue",
+                run=run,
+            )
         self.reporter.channel.put(status_event(run))  # how it stands is known already: said, not recorded again
 
     async def _replay(self, log: Log) -> None:

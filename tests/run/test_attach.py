@@ -64,6 +64,13 @@ async def test_leaving_detaches_and_attach_goes_on_with_the_queue(project: Proje
     await leave_when(project, "output", 6)
     statuses = {run.job: run.status for run in await project.status()}
     assert sorted(statuses.values()) == ["queued"] * 2 + ["running"] * 6
+    waiting = next(job for job, status in statuses.items() if status == "queued")
+    for follow in (False, True):
+        stream = api.logs(project.folder, project.inventory, waiting, follow=follow, fleet=project.fleet)
+        warning, status = [event async for event in stream]
+        assert "waits in the queue and was not started" in warning.detail["message"]
+        assert "`gpulayer attach` goes on with the queue" in warning.detail["fix"]
+        assert (warning.job, status.job, status.event) == (waiting, waiting, "queued")
     release(project)
     assert summary(await project.attach(plan)) == (0, {"succeeded": 8})
     assert set(project.starts().values()) == {1}
