@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Source = Union[Link, socket.socket, Answer]
 
 _HOLD = 60.0  # seconds that a launch is held for the others
+_UNWATCHED = 3.0  # seconds that a node which nobody waits for any more waits for the hub's word
 _REACH, _REACH_STORE = 5.0, 1.0  # seconds until the hub's two ports must have answered
 _PROVE = 5.0  # seconds in which who has connected must prove to be a node
 _STRANGERS = 64  # connections that have proven nothing yet
@@ -352,15 +353,19 @@ class Spoke(Gang):
         answer.send({"held": {"address": address}})
         failpoint("gang-held")
         give_up = time.monotonic() + _HOLD
+        awaited: tuple[Source, ...] = (link, answer)
         while time.monotonic() < give_up:
-            ready = self._await((answer, link), give_up)
-            if answer in ready:
-                raise _released()
+            ready = self._await(awaited, give_up)
             try:
                 if link in ready and any("commit" in message for message in link.receive()):
                     return
             except LinkLostError:
                 raise _left(self.peers[0]) from None
+            if answer in ready:
+                # Whoever held us is gone. The hub, which may have let go of all by then, is the one to decide.
+                awaited, give_up = (link,), min(give_up, time.monotonic() + _UNWATCHED)
+        if answer not in awaited:
+            raise _released()
         raise _late("not all of the others joined")
 
     def _join(self, endpoint: dict[str, Any]) -> tuple[Link, str]:

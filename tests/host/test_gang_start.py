@@ -62,6 +62,16 @@ def test_a_held_launch_that_nobody_waits_for_any_more_leaves_nothing(gangs: Gang
         assert not (gang.agents[-1].run_folder(gang.run(node)) / "spec.json").exists()
 
 
+def test_a_gang_that_is_complete_goes_on_where_a_node_loses_its_controller_first(gangs: Gangs) -> None:
+    gang = gangs(2)
+    hub = gang.start(0, GL_FAIL="gang-assembled:delay:1")
+    gang.hold(0, hub, ["true"])
+    gang.hold(1, gang.start(1), ["true"])
+    gang.agents[1].process.kill()
+    assert gang.started(0)
+    assert [state["code"] for state in gang.follow([hub, gang.start(1)])] == [0, 0]
+
+
 def test_a_hub_that_is_released_releases_all(gangs: Gangs) -> None:
     gang = gangs(3)
     for node in range(2):
