@@ -36,11 +36,15 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What came: regular files and their bytes, and (path, reason) of what the host left out, the first 1,000."""
+    """What came: regular files and their bytes, and (path, reason) of what the host left out, the first 1,000.
+
+    `unmatched` are the patterns that no file there matched.
+    """
 
     files: int
     bytes: int
     skipped: tuple[tuple[str, str], ...]
+    unmatched: tuple[str, ...]
 
 
 async def fetch(
@@ -71,7 +75,7 @@ async def fetch(
                         progress(writer.bytes)
             finally:
                 await stream.stop()
-            fetched = writer.finish(stream.last)
+            fetched = writer.finish(stream.last, patterns)
         _put_in_place(fresh, dest)
     except OSError as error:
         raise _unwritable(dest, error) from error
@@ -151,13 +155,18 @@ class _Writer:
                 raise self._bad(f"sends less of {self._name!r} than it has")
             self._close()
 
-    def finish(self, last: Mapping[str, Any]) -> Fetched:
-        """Return the sums. Raises HostError where the host counts otherwise."""
+    def finish(self, last: Mapping[str, Any], patterns: Sequence[str]) -> Fetched:
+        """Return the sums. Raises HostError where the host counts otherwise, or tells of other patterns."""
         if self._file is not None or (last.get("files"), last.get("bytes")) != (self.files, self.bytes):
             raise self._bad("ends before all files have come")
+        unmatched = last.get("unmatched")
+        if not isinstance(unmatched, list) or any(pattern not in patterns for pattern in unmatched):
+            raise self._bad("does not say which patterns matched nothing")
         more = self._left_out - len(self._skipped)
         rest = [("\N{HORIZONTAL ELLIPSIS}", f"and {more:,} more")] if more else []
-        return Fetched(files=self.files, bytes=self.bytes, skipped=(*self._skipped, *rest))
+        return Fetched(
+            files=self.files, bytes=self.bytes, skipped=(*self._skipped, *rest), unmatched=tuple(unmatched)
+        )  # fmt: skip
 
     def _begin(self, name: object, size: object, *, executable: bool) -> None:
         if not isinstance(name, str) or not _harmless(name):

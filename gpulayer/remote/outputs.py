@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     Frame = tuple[dict[str, Any], bytes]
+    Wanted = set[tuple[str, tuple[str, ...]]]
+    """Patterns, each with what remains of its parts; nothing remains of one that has matched."""
 
 MAX_FILES = 100_000
 MAX_BYTES = 2**40
@@ -37,13 +39,14 @@ def fetch(work: str, patterns: list[str]) -> Generator[Frame | float, None, dict
 
     A pattern has the parts of a path: `*`, `?` and `[…]` within one part, `**` for any number of parts; a folder that
     matches is sent with all that is in it. Raises RequestError `pattern`, or `quota` above 100,000 files or 1 TiB.
-    A `skipped` for a file that has begun takes it back: it changed while it was read.
+    A `skipped` for a file that has begun takes it back: it changed while it was read. The sums hold as `unmatched` the
+    patterns that no file matched, not even one that was skipped.
     """
-    wanted = {tuple(pattern.strip("/").split("/")) for pattern in patterns}
-    for parts in wanted:
+    wanted = {(pattern, tuple(pattern.strip("/").split("/"))) for pattern in patterns}
+    for _, parts in wanted:
         if not is_plain("/".join(parts)):
             raise RequestError("pattern", f"{'/'.join(parts)!r} does not stay below the working folder")
-    sums = {"files": 0, "bytes": 0, "skipped": 0}
+    sums: dict[str, Any] = {"files": 0, "bytes": 0, "skipped": 0, "unmatched": list(patterns)}
     try:
         root = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -52,7 +55,7 @@ def fetch(work: str, patterns: list[str]) -> Generator[Frame | float, None, dict
     return sums
 
 
-def _folder(folder: int, path: str, wanted: set[tuple[str, ...]], sums: dict[str, int]) -> Generator[Frame, None, None]:
+def _folder(folder: int, path: str, wanted: Wanted, sums: dict[str, Any]) -> Generator[Frame, None, None]:
     """Send what matches below an open folder, and close it."""
     try:
         for name in sorted(os.listdir(folder)):
@@ -63,18 +66,17 @@ def _folder(folder: int, path: str, wanted: set[tuple[str, ...]], sums: dict[str
         os.close(folder)
 
 
-def _entry(
-    folder: int, name: str, path: str, rest: set[tuple[str, ...]], sums: dict[str, int]
-) -> Generator[Frame, None, None]:
-    matches = () in rest
+def _entry(folder: int, name: str, path: str, rest: Wanted, sums: dict[str, Any]) -> Generator[Frame, None, None]:
+    matched = {pattern for pattern, parts in rest if not parts}
     try:
         kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if stat.S_ISDIR(kind):
             below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            yield from _folder(below, f"{path}/", rest | {_ANY} if matches else rest, sums)
+            yield from _folder(below, f"{path}/", rest | {(pattern, _ANY) for pattern in matched}, sums)
             return
-        if not matches:
+        if not matched:
             return
+        sums["unmatched"] = [pattern for pattern in sums["unmatched"] if pattern not in matched]
         why = _why_not(path, kind)
         if why is None:
             # Should it have become a FIFO meanwhile, O_NONBLOCK keeps us from waiting for a writer.
@@ -87,7 +89,7 @@ def _entry(
         yield {"skipped": _shown(path), "why": why}, b""
 
 
-def _file(descriptor: int, path: str, sums: dict[str, int]) -> Generator[Frame, None, str | None]:
+def _file(descriptor: int, path: str, sums: dict[str, Any]) -> Generator[Frame, None, str | None]:
     """Send a file, and close it; return why it is to be taken back, or None."""
     try:
         found = os.fstat(descriptor)
@@ -111,7 +113,7 @@ def _file(descriptor: int, path: str, sums: dict[str, int]) -> Generator[Frame, 
         os.close(descriptor)
 
 
-def _count(sums: dict[str, int], path: str, what: str, more: int) -> None:
+def _count(sums: dict[str, Any], path: str, what: str, more: int) -> None:
     sums[what] += more
     if sums["bytes"] > MAX_BYTES or sums["files"] > MAX_FILES or sums["skipped"] > MAX_FILES:
         raise RequestError(
@@ -136,22 +138,22 @@ def _shown(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode("utf-8")[:MAX_NAME]
 
 
-def _reach(wanted: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+def _reach(wanted: Wanted) -> Wanted:
     """Add what remains of patterns when a leading `**` stands for no part at all."""
     reached = set(wanted)
-    for parts in wanted:
+    for pattern, parts in wanted:
         while parts and parts[0] == "**":
             parts = parts[1:]  # noqa: PLW2901  # the rest is what is looked at next
-            reached.add(parts)
+            reached.add((pattern, parts))
     return reached
 
 
-def _advance(wanted: set[tuple[str, ...]], name: str) -> set[tuple[str, ...]]:
-    """Return what remains of the patterns after the part `name`; the empty one has matched."""
+def _advance(wanted: Wanted, name: str) -> Wanted:
+    """Return what remains of the patterns after the part `name`."""
     after = set()
-    for parts in wanted:
+    for pattern, parts in wanted:
         if parts and parts[0] == "**":
-            after.add(parts)
+            after.add((pattern, parts))
         elif parts and re.fullmatch(fnmatch.translate(parts[0]), name):
-            after.add(parts[1:])
+            after.add((pattern, parts[1:]))
     return _reach(after)

@@ -52,7 +52,8 @@ class Event:
     - `link_lost`: `error`; `link_back`: nothing (both are about a host, not a job)
     - `syncing`, `fetching`: `bytes` so far and `total` (None: not known); for display, not recorded
     - `synced`: `files`, `bytes` (of the tree), `sent_files`, `sent_bytes`
-    - `fetched`: `files`, `bytes`, `skipped` (list of [path, why]), `path`
+    - `fetched`: `files`, `bytes`, `skipped` (list of [path, why]), `unmatched` (patterns that no file on this host
+      matched), `path`
     - `warning`: `message`, `fix`
     - `summary`: `counts` {outcome: jobs}, `exit_code`
     """

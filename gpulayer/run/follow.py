@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gpulayer.errors import GpulayerError, HostError, Stage, StateError, UsageError
-from gpulayer.fleet.artifacts import fetch
+from gpulayer.fleet.artifacts import Fetched, fetch
 from gpulayer.fleet.session import AgentError, Fleet, Session, Stream
 from gpulayer.placement.gangs import together
 from gpulayer.placement.plan import KnownRun
@@ -223,8 +223,20 @@ class Follower:
             self.store.collect(run)
 
     async def fetch(self, state: RunState) -> None:
-        """Fetch a run's outputs as they are now. Errors alike, and StateError where they cannot be written here."""
-        await at_once(self._fetch(part) for part in state.parts if part.outputs)
+        """Fetch a run's outputs as they are now. Errors alike, and StateError where they cannot be written here.
+
+        A pattern that matches nothing is told; of a gang where it does so on all hosts, for mostly one rank writes.
+        """
+        fetched = await at_once(self._fetch(part) for part in state.parts if part.outputs)
+        unmatched = [
+            pattern for pattern in dict.fromkeys(state.outputs) if all(pattern in one.unmatched for one in fetched)
+        ]
+        if unmatched and state.run.started_at:  # what never began left nothing
+            yet = "" if state.run.status in states.FINAL else " yet"
+            self.reporter.warn(
+                f"nothing{yet} matches {', '.join(map(repr, unmatched))} of its `outputs`",
+                fix="name files below the job's working directory; those elsewhere are not fetched", run=state.run,
+            )  # fmt: skip
 
     async def _follow(self, logs: Sequence[Log], watch: _Watch) -> RunState:
         host = logs[0].run.host
@@ -264,7 +276,7 @@ class Follower:
             )
         return run_state(run.host, told[run.run], run)
 
-    async def _fetch(self, state: RunState) -> None:
+    async def _fetch(self, state: RunState) -> Fetched:
         run = state.run
         place = self.store.paths.outputs(run.run)
         progress = self.reporter.progress(FETCHING, run.host, run)
@@ -277,10 +289,11 @@ class Follower:
                 event=FETCHED, at=now(), job=run.job, run=run.run, host=run.host,
                 detail={
                     "files": fetched.files, "bytes": fetched.bytes, "path": str(place),
-                    "skipped": [list(entry) for entry in fetched.skipped],
+                    "skipped": [list(entry) for entry in fetched.skipped], "unmatched": list(fetched.unmatched),
                 },
             )
         )  # fmt: skip
+        return fetched
 
     async def _stream(
         self, session: Session, *, log: Log, changed: Callable[[RunState], None], until: int | None = None

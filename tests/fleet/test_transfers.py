@@ -172,7 +172,7 @@ def record(name: object, text: str = "x", **fields: object) -> list[Any]:
     return [{"file": name, "size": len(text), "exec": False, "off": 0, "last": True, **fields}, text]
 
 
-END = [{"ok": True, "files": 1, "bytes": 1, "skipped": 0}, ""]
+END = [{"ok": True, "files": 1, "bytes": 1, "skipped": 0, "unmatched": []}, ""]
 BAD_NAMES = ["../x", "/abs", "a/../../x", "a/./x", "a//x", "C:\\x", "C:x", "a\\b", "a\0b", "x" * 256, "d/" * 600 + "x"]
 BAD_NAMES += ["a\n\x1b[31m", "", ".", "..", "a\u202eb", "\udcff"]
 
@@ -191,7 +191,8 @@ BAD_NAMES += ["a\n\x1b[31m", "", ".", "..", "a\u202eb", "\udcff"]
         [record("x", off=1), END],
         [record("x", size=2, last=False), record("y", size=2, off=1), END],
         [record("x"), [{"ok": True}, ""]],
-        [record("x"), [{"ok": True, "files": 2, "bytes": 1}, ""]],
+        [record("x"), [{"ok": True, "files": 2, "bytes": 1, "unmatched": []}, ""]],
+        *([record("x"), [{"files": 1, "bytes": 1, "unmatched": told}, ""]] for told in (None, "x", ["x"], [5])),
         [[{"skipped": 5, "why": "x"}, ""], END],
         [[{"nothing": 1}, ""], END],
     ],
@@ -221,7 +222,7 @@ async def test_of_what_a_host_leaves_out_the_first_are_named_and_all_counted(
     monkeypatch.setattr(artifacts, "KEPT_SKIPPED", 2)
     monkeypatch.setattr(artifacts, "MAX_SKIPPED", 5)
     skipped: list[list[Any]] = [[{"skipped": f"f{number}", "why": "w" * 5000}, ""] for number in range(5)]
-    frames = [*skipped, [{"ok": True, "files": 0, "bytes": 0, "skipped": 5}, ""]]
+    frames = [*skipped, [{"ok": True, "files": 0, "bytes": 0, "skipped": 5, "unmatched": []}, ""]]
     async with await open_hostile(hostile, "records", connect_options) as session:
         fetched = await fetch(session, "x", [json.dumps(frames)], tmp_path / "outputs")
     assert [name for name, _ in fetched.skipped] == ["f0", "f1", "\u2026"]

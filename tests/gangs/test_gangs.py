@@ -95,7 +95,7 @@ def once_all_run(act: Callable[[], object], ranks: int) -> Callable[[list[Event]
 
 async def test_an_all_reduce_over_four_hosts_gives_the_sum(project: Project) -> None:
     project.write({"g": {"command": ["python", "-c", ALL_REDUCE], "framework": "torch", "distributed": {"nodes": 4},
-                         "outputs": ["*.txt"]}})  # fmt: skip
+                         "outputs": ["*.txt", "rank0.txt", "none"]}})  # fmt: skip
     plan = await project.plan()
     assert [place.host for place in plan.jobs[0].placements] == list(project.hosts)
     events = await project.apply(plan)
@@ -104,6 +104,8 @@ async def test_an_all_reduce_over_four_hosts_gives_the_sum(project: Project) -> 
     assert [event.event for event in events if event.detail.get("node", 0) is None] == [
         "queued", "launching", "running", "exited",
     ]  # fmt: skip
+    warnings = [event.detail["message"] for event in events if event.event == "warning"]
+    assert warnings == ["nothing matches 'none' of its `outputs`"]  # rank0.txt is on one host only, which is enough
     assert logs_are_equal(project)
     (run,) = project.runs()
     alpha = project.hosts["alpha"]

@@ -267,18 +267,23 @@ async def test_one_apply_at_a_time(project: Project) -> None:
 
 async def test_logs_and_fetch_after_the_fact(project: Project) -> None:
     waits = f"until test -e {project.folder}/gate; do sleep 0.02; done"
-    project.write({"a": {"command": f"{STARTED}; echo one > x.txt; echo said; {waits}", "outputs": ["*.txt"]}})
+    project.write({"a": {"command": f"{STARTED}; echo one > x.txt; echo said; {waits}",
+                         "outputs": ["*.txt", "none/**"]}})  # fmt: skip
     await leave_when(project, "output", 1)
     here, inventory, fleet = project.folder, project.inventory, project.fleet
     assert output([event async for event in api.logs(here, inventory, "a", fleet=fleet)], "a") == b"said\n"
     (run,) = project.runs()
     fetched = [event async for event in api.fetch(here, inventory, "a", fleet=fleet)]
-    assert [event.event for event in fetched] == ["fetched"]
+    assert [event.event for event in fetched] == ["fetched", "warning"]
+    assert fetched[0].detail["unmatched"] == ["none/**"]
+    assert (fetched[1].job, fetched[1].detail["message"]) == ("a", "nothing yet matches 'none/**' of its `outputs`")
     assert (project.paths.outputs(run) / "x.txt").read_text() == "one\n"
     release(project)
     followed = [event async for event in api.logs(here, inventory, "a", follow=True, fleet=fleet)]
     assert output(followed, "a") == b"said\n"
     assert words(followed, "a")[-1] == "exited"
+    told = [event.detail["message"] for event in followed if event.event == "warning"]
+    assert told == ["nothing matches 'none/**' of its `outputs`"]
     with pytest.raises(UsageError, match="nobody"):
         await anext(api.logs(here, inventory, "nobody", fleet=fleet))
 

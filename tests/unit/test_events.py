@@ -72,7 +72,7 @@ def test_a_status_holds(status: str) -> None:
     ("event", "detail"),
     [
         ("output", {}),
-        ("fetched", {"files": 1, "bytes": 2, "path": "p"}),
+        ("fetched", {"files": 1, "bytes": 2, "path": "p", "skipped": []}),
         ("warning", {"message": "m"}),
         ("summary", {"counts": {"perhaps": 1}, "exit_code": 0}),
         ("summary", {"counts": {}, "exit_code": 2}),

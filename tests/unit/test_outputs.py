@@ -11,7 +11,7 @@ from gpulayer.remote import outputs
 from gpulayer.remote.wire import RequestError
 
 
-def fetch(work: Path, *patterns: str) -> tuple[dict[str, bytes], dict[str, str], dict[str, int]]:
+def fetch(work: Path, *patterns: str) -> tuple[dict[str, bytes], dict[str, str], dict[str, Any]]:
     """The files by name, what was skipped and why, and the sums."""
     files: dict[str, bytes] = {}
     skipped: dict[str, str] = {}
@@ -43,35 +43,42 @@ NAMES = ("a.pt", "b.txt", ".hidden", "ck/one.pt", "ck/deep/two.pt", "ck/deep/er/
 
 
 @pytest.mark.parametrize(
-    ("patterns", "found"),
+    ("patterns", "found", "unmatched"),
     [
-        (["*.pt"], {"a.pt"}),
-        (["**/*.pt"], {"a.pt", "ck/one.pt", "ck/deep/two.pt"}),
-        (["ck/**"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}),
-        (["ck"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}),
-        (["ck/"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}),
-        (["ck/*"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}),
-        (["ck/*.pt"], {"ck/one.pt"}),
-        (["ck/**/three.txt"], {"ck/deep/er/three.txt"}),
-        (["ck/**/deep/**/two.pt"], {"ck/deep/two.pt"}),
-        (["**"], set(NAMES)),
-        (["*"], set(NAMES)),
-        (["[ab].*"], {"a.pt", "b.txt"}),
-        (["?.pt", "a.*", "a.pt"], {"a.pt"}),
-        (["nothing/**", "A.PT"], set()),
-        ([], set()),
+        (["*.pt"], {"a.pt"}, []),
+        (["**/*.pt"], {"a.pt", "ck/one.pt", "ck/deep/two.pt"}, []),
+        (["ck/**"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}, []),
+        (["ck"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}, []),
+        (["ck/"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}, []),
+        (["ck/*"], {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"}, []),
+        (["ck/*.pt"], {"ck/one.pt"}, []),
+        (["ck/**/three.txt"], {"ck/deep/er/three.txt"}, []),
+        (["ck/**/deep/**/two.pt"], {"ck/deep/two.pt"}, []),
+        (["**"], set(NAMES), []),
+        (["*"], set(NAMES), []),
+        (["[ab].*"], {"a.pt", "b.txt"}, []),
+        (["?.pt", "a.*", "a.pt"], {"a.pt"}, []),
+        (["nothing/**", "A.PT"], set(), ["nothing/**", "A.PT"]),
+        (
+            ["gone", "ck", "ck/**", "ck/none", "void"],
+            {"ck/one.pt", "ck/deep/two.pt", "ck/deep/er/three.txt"},
+            ["gone", "ck/none", "void"],
+        ),
+        ([], set(), []),
     ],
 )
-def test_patterns_choose_files(tmp_path: Path, patterns: list[str], found: set[str]) -> None:
+def test_patterns_choose_files(tmp_path: Path, patterns: list[str], found: set[str], unmatched: list[str]) -> None:
     make(tmp_path, *NAMES)
+    (tmp_path / "void").mkdir()
     files, skipped, sums = fetch(tmp_path, *patterns)
     assert files == {name: name.encode() for name in found}
     assert skipped == {}
-    assert sums == {"files": len(found), "bytes": sum(map(len, found)), "skipped": 0}
+    assert sums == {"files": len(found), "bytes": sum(map(len, found)), "skipped": 0, "unmatched": unmatched}
 
 
 def test_a_working_folder_that_was_never_made_has_no_files(tmp_path: Path) -> None:
-    assert fetch(tmp_path / "missing", "**") == ({}, {}, {"files": 0, "bytes": 0, "skipped": 0})
+    sums = {"files": 0, "bytes": 0, "skipped": 0, "unmatched": ["**"]}
+    assert fetch(tmp_path / "missing", "**") == ({}, {}, sums)
 
 
 @pytest.mark.parametrize("pattern", ["../x", "a/../b", "/etc/passwd/../x", "", "./a", "a//b", "a\0b"])
@@ -109,6 +116,7 @@ def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path, monkeypatc
         "C:drive": "has a name that other systems cannot take",
     }
     assert sums["skipped"] == len(skipped)
+    assert fetch(work, "link", "fifo/*", "fifo")[2]["unmatched"] == ["fifo/*"]  # what is skipped is named already
 
 
 @pytest.mark.linux("a file system that takes names that are no UTF-8")
