@@ -97,7 +97,14 @@ def test_outputs_come_back_whatever_the_end(agent: AgentClient) -> None:
     assert (state["code"], state["outputs"]) == (4, ["out/**"])
     frames = list(agent.frames(agent.send("fetch", run=state["run"], patterns=state["outputs"])))
     assert [(header.get("file"), payload) for header, payload in frames] == [("out/a", b"one\n"), (None, b"")]
-    assert frames[-1][0] == {"id": frames[-1][0]["id"], "ok": True, "files": 1, "bytes": 4, "skipped": 0}
+    assert frames[-1][0] == {
+        "id": frames[-1][0]["id"],
+        "ok": True,
+        "files": 1,
+        "bytes": 4,
+        "skipped": 0,
+        "unmatched": [],
+    }
 
 
 def test_a_survey_shows_runs_of_the_project_and_who_holds_what(agent: AgentClient) -> None:
