@@ -16,7 +16,7 @@ name: gangs
 defaults: {accelerator: cpu, timeout: 1m, env: {PYTHONPATH: STANDIN}, distributed: {nodes: 1, processes_per_node: 2}}
 jobs:
   good: {command: "echo rank $RANK of $WORLD_SIZE; echo $RANK > rank-$RANK.txt", outputs: ["*.txt"]}
-  bad: {command: "echo begun; if [ $RANK = 1 ]; then exit 7; fi; sleep 30"}
+  bad: {command: "echo begun; touch $RANK; until test -e 0; do sleep 0.02; done; test $RANK = 0 || exit 7; sleep 30"}
 """
 
 
